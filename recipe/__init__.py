@@ -1,0 +1,1 @@
+"""Training recipes on tq_redis and verl."""

@@ -1,0 +1,1 @@
+"""GRPO on verl's own parts, with every sample in tq_redis."""

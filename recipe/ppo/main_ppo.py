@@ -1,0 +1,129 @@
+"""Train: ``python -m recipe.ppo.main_ppo [name=value ...]``.
+
+The names are those of ``config/ppo.yaml`` and of verl's own configuration. The same command
+continues a run that was killed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from recipe.ppo.cluster import prepare_environment
+
+METRICS = "metrics.jsonl"
+PLOT = "accuracy.png"
+
+
+@hydra.main(version_base=None, config_path="config", config_name="ppo")
+def main(config: DictConfig) -> None:
+    """Train as ``config`` says. An error that the user can mend is one line, and status 2."""
+    from tq_redis.errors import TQError
+
+    try:
+        run(config)
+    except TQError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def run(config: DictConfig) -> None:
+    """Make the data and the warm start, train from the last checkpoint, and report.
+
+    Raises:
+        TQError: the queue cannot be used as configured.
+        ValueError: a setting is out of range or does not fit another.
+    """
+    output = Path(config.output_dir).resolve()
+    config.output_dir = str(output)
+    OmegaConf.resolve(config)
+    settings = _check(config)
+
+    from recipe.ppo.checkpoints import Checkpoints
+    from recipe.ppo.records import Records
+
+    output.mkdir(parents=True, exist_ok=True)
+    records = Records(output / METRICS)
+    checkpoints = Checkpoints(
+        Path(config.trainer.default_local_dir), config.trainer.max_actor_ckpt_to_keep
+    )
+    if (checkpoints.latest or 0) < config.trainer.total_training_steps:
+        _train(config, settings, output, records)
+    _report(records, output)
+
+
+def _check(config: DictConfig) -> Any:
+    """Settings of the warm start; refuses a configuration that would fail later.
+
+    Raises:
+        ConfigError, ValueError: a setting is unknown or out of range.
+    """
+    import msgspec
+    from tq_redis.config import load_config
+    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.utils.config import validate_config
+
+    from recipe.tasks import spell_backward
+    from recipe.tasks.warm_start import WarmStartSettings
+
+    load_config(config.tq_redis)
+    if config.task.name != spell_backward.NAME:
+        raise ValueError(f"task.name must be {spell_backward.NAME}, got {config.task.name!r}")
+    if config.algorithm.adv_estimator != "grpo":
+        raise ValueError(
+            f"algorithm.adv_estimator must be grpo, got {config.algorithm.adv_estimator!r}"
+        )
+    validate_config(config, need_reference_policy(config), use_critic=False)
+    return msgspec.convert(
+        OmegaConf.to_container(config.task.warm_start, resolve=True), WarmStartSettings
+    )
+
+
+def _train(config: DictConfig, settings: Any, output: Path, records: Any) -> None:
+    import tq_redis as tq
+
+    from recipe.ppo.cluster import ray_cluster
+    from recipe.ppo.ray_trainer import RayPPOTrainer
+    from recipe.tasks.spell_backward import make_splits, write_parquet
+    from recipe.tasks.warm_start import warm_start
+
+    with ray_cluster(config, output):
+        try:
+            tq.init(config.tq_redis)
+            splits = make_splits()
+            for files, split in (
+                (config.data.train_files, "train"),
+                (config.data.val_files, "test_tuning"),
+                (config.data.test_files, "test"),
+            ):
+                write_parquet(getattr(splits, split), split, Path(files))
+            model = warm_start(settings, splits, Path(config.task.cache_dir))
+            config.actor_rollout_ref.model.path = str(model)
+            trainer = RayPPOTrainer(config, tq.get_client(), records, announce=lambda _: None)
+            trainer.start_workers()
+            trainer.fit()
+        finally:
+            tq.close()
+
+
+def _report(records: Any, output: Path) -> None:
+    """Print accuracy before and after, and draw the curves."""
+    from recipe.ppo.plot import draw
+
+    history = records.read()
+    before, after = history[0]["test/acc"], history[-1]["test/acc"]
+    draw(history, output / PLOT)
+    print(
+        f"held-out accuracy, greedy: {before:.3f} before RL, {after:.3f} after "
+        f"{history[-1]['step']} steps ({100 * (after - before):+.1f} points)\n"
+        f"metrics: {records.path}\nplot:    {output / PLOT}"
+    )
+
+
+if __name__ == "__main__":
+    prepare_environment()
+    main()

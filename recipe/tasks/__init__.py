@@ -1,0 +1,1 @@
+"""Prompts and exact rewards. Nothing is downloaded."""

@@ -1,0 +1,131 @@
+"""Every setting, in one place. The only module that reads the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import msgspec
+from omegaconf import DictConfig, OmegaConf
+
+from tq_redis.errors import ConfigError, nearest
+
+URL_VARIABLE = "TQ_REDIS_URL"
+NAMESPACE_VARIABLE = "TQ_REDIS_NAMESPACE"
+
+
+class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The control plane.
+
+    Attributes:
+        url: ``redis://``, ``rediss://`` or ``unix://`` address; None starts an embedded server
+            (the environment variable ``TQ_REDIS_URL`` stands in for None).
+        namespace: one per training run; every key starts with ``tq:<namespace>:``.
+        max_connections: size of the pool that short calls share; waiting calls have their own.
+        allow_eviction: accept a server whose ``maxmemory-policy`` is not ``noeviction``.
+    """
+
+    url: str | None = None
+    namespace: str = "default"
+    max_connections: int = 16
+    allow_eviction: bool = False
+
+
+class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The data plane.
+
+    Attributes:
+        backend: ``ray`` (tensors in Ray's object store) or ``memory`` (one process).
+        block_bytes: a put is split by rows into blocks of about this many bytes.
+        orphan_grace_s: a block that no row names this long after it was written is freed.
+        pickle: allow non-tensor values that msgpack cannot carry to be pickled.
+    """
+
+    backend: Literal["ray", "memory"] = "ray"
+    block_bytes: int = 32 << 20
+    orphan_grace_s: float = 120.0
+    pickle: bool = False
+
+
+class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """All settings of one instance.
+
+    Attributes:
+        redis: the control plane.
+        data: the data plane.
+        timeout_s: deadline of a call that does not name its own, in seconds.
+        idle_ttl_s: a partition that nobody has written or claimed from for this many seconds is
+            removed by Redis; stores without a call for as long end themselves.
+    """
+
+    redis: RedisConfig = RedisConfig()
+    data: DataConfig = DataConfig()
+    timeout_s: float = 60.0
+    idle_ttl_s: int = 7 * 24 * 3600
+
+
+def load_config(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> Config:
+    """Settings from ``conf``, then the environment, then the defaults.
+
+    Raises:
+        ConfigError: a key is unknown (the nearest known one is named) or a value is out of range.
+    """
+    if isinstance(conf, Config):
+        config = conf
+    else:
+        plain = OmegaConf.to_container(conf, resolve=True) if isinstance(conf, DictConfig) else conf
+        settings = dict(cast(Mapping[str, Any], plain or {}))
+        _refuse_unknown(settings, Config, "")
+        try:
+            config = msgspec.convert(settings, Config)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"Bad setting: {error}") from error
+    config = _with_environment(config)
+    _check_ranges(config)
+    return config
+
+
+def namespace_asked_for(conf: Mapping[str, Any] | DictConfig | Config | None) -> str | None:
+    """The namespace that ``conf`` or the environment names, or None where neither does."""
+    if conf is None:
+        return os.environ.get(NAMESPACE_VARIABLE)
+    return load_config(conf).redis.namespace
+
+
+def _refuse_unknown(settings: Mapping[str, Any], kind: type[msgspec.Struct], path: str) -> None:
+    known = {field.name: field for field in msgspec.structs.fields(kind)}
+    for name, value in settings.items():
+        if name not in known:
+            raise ConfigError(f"Unknown setting {path}{name}. {nearest(name, known)}")
+        inner = known[name].type
+        if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
+            if isinstance(value, Mapping):
+                _refuse_unknown(cast(Mapping[str, Any], value), inner, f"{path}{name}.")
+
+
+def _with_environment(config: Config) -> Config:
+    redis = config.redis
+    if redis.url is None and os.environ.get(URL_VARIABLE):
+        redis = msgspec.structs.replace(redis, url=os.environ[URL_VARIABLE])
+    if redis.namespace == "default" and os.environ.get(NAMESPACE_VARIABLE):
+        redis = msgspec.structs.replace(redis, namespace=os.environ[NAMESPACE_VARIABLE])
+    return msgspec.structs.replace(config, redis=redis)
+
+
+def _check_ranges(config: Config) -> None:
+    positive = {
+        "timeout_s": config.timeout_s,
+        "idle_ttl_s": config.idle_ttl_s,
+        "redis.max_connections": config.redis.max_connections,
+        "data.block_bytes": config.data.block_bytes,
+        "data.orphan_grace_s": config.data.orphan_grace_s,
+    }
+    for name, value in positive.items():
+        if value <= 0:
+            raise ConfigError(f"Setting {name} must be positive, got {value}")
+    if not config.redis.namespace or any(c in config.redis.namespace for c in "{}: \t\n"):
+        raise ConfigError(
+            f"Setting redis.namespace must be a word without spaces, colons or braces, "
+            f"got {config.redis.namespace!r}"
+        )

@@ -1,0 +1,72 @@
+-- Where the bytes of these rows are. Read only.
+-- ARGV     ids (ranges), fields
+-- Returns  code ok: columns (per field: the index of an earlier field with the same locators, or
+--          runs {block number, row, count, ...}), blocks ({number, handle}, ...)
+--          code no_partition | unknown (ids) | not_ready (field, ids)
+if not partition_exists() then
+  return cmsgpack.pack({ code = 'no_partition' })
+end
+local ids = expand(args.ids)
+local missing = unknown(ids)
+if #missing > 0 then
+  return cmsgpack.pack({ code = 'unknown', ids = missing })
+end
+
+local function same(a, b)
+  for i = 1, #ids do
+    if a[i] ~= b[i] then
+      return false
+    end
+  end
+  return true
+end
+
+local blocks, seen = {}, {}
+local function runs_of(locators)
+  local runs = {}
+  local number, row, count
+  for i = 1, #ids do
+    local n, r = string.match(locators[i], '^(%d+):(%d+)$')
+    r = tonumber(r)
+    if n == number and r == row + count then
+      count = count + 1
+    else
+      if number then
+        runs[#runs + 1], runs[#runs + 2], runs[#runs + 3] = tonumber(number), row, count
+      end
+      number, row, count = n, r, 1
+      if not seen[n] then
+        seen[n] = true
+        local block = cjson.decode(redis.call('HGET', key('blocks'), n))
+        blocks[#blocks + 1] = { tonumber(n), block.handle }
+      end
+    end
+  end
+  if number then
+    runs[#runs + 1], runs[#runs + 2], runs[#runs + 3] = tonumber(number), row, count
+  end
+  return runs
+end
+
+local columns, found = {}, {}
+for f, field in ipairs(args.fields) do
+  found[f] = lookup('HMGET', key('field', field), ids)
+  local lacking = {}
+  for i = 1, #ids do
+    if not found[f][i] then
+      lacking[#lacking + 1] = ids[i]
+    end
+  end
+  if #lacking > 0 then
+    return cmsgpack.pack({ code = 'not_ready', field = field, ids = lacking })
+  end
+  -- Fields of one block have equal locators: send them once.
+  for earlier = 1, f - 1 do
+    if type(columns[earlier]) == 'table' and same(found[earlier], found[f]) then
+      columns[f] = earlier
+      break
+    end
+  end
+  columns[f] = columns[f] or runs_of(found[f])
+end
+return cmsgpack.pack({ code = 'ok', columns = columns, blocks = blocks })

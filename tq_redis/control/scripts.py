@@ -1,0 +1,31 @@
+"""The Lua verbs, read from ``lua/`` once and sent to Redis by their digest."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+Verb = Literal[
+    "produce", "claim", "locate", "describe", "set_tags", "clear_samples", "clear_partition"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A verb's source, prelude included, and its SHA-1 as ``EVALSHA`` wants it."""
+
+    name: str
+    source: str
+    sha: str
+
+
+@cache
+def load_script(verb: Verb) -> Script:
+    """The script of a verb."""
+    folder = files("tq_redis.control") / "lua"
+    source = "\n".join((folder / f"{name}.lua").read_text() for name in ("prelude", verb))
+    # SHA-1 is Redis's name for a script, not a safeguard.
+    return Script(verb, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -1,0 +1,166 @@
+"""Columns as blocks and back, bit by bit.
+
+A block is a small msgpack header and a list of flat numpy buffers, so that a store can keep the
+buffers as they are and a reader can take rows from them without touching the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from tq_redis.data.base import Column, Run
+from tq_redis.data.columns import Buffer, Cuttable, check_columns, cuttable
+from tq_redis.data.gather import Gatherer, Source
+from tq_redis.data.nested import Int64s, tensor_schema
+from tq_redis.data.spans import Span, spans_of
+from tq_redis.data.values import UnsupportedValueError
+from tq_redis.errors import InputError
+from tq_redis.metadata.schema import FieldSchema
+
+
+class _Part(msgspec.Struct, frozen=True, array_like=True):
+    """One field of a block: what it holds, and which buffers are its own."""
+
+    field: str
+    schema: FieldSchema
+    buffers: int
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True):
+    rows: int
+    parts: list[_Part]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBlock:
+    """A block that is ready to be stored.
+
+    Attributes:
+        fields: the fields it holds.
+        first_row: the row of the put that is its row 0.
+        rows: number of rows.
+        header: msgpack.
+        buffers: flat arrays; they may share memory with the caller's tensors.
+    """
+
+    fields: tuple[str, ...]
+    first_row: int
+    rows: int
+    header: bytes
+    buffers: list[Buffer]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+
+class StoredBlock:
+    """A block as a reader sees it."""
+
+    def __init__(self, header: bytes, buffers: Sequence[Buffer]) -> None:
+        decoded = msgspec.msgpack.decode(header, type=_Header)
+        self.rows = decoded.rows
+        self._fields: dict[str, tuple[FieldSchema, Sequence[Buffer]]] = {}
+        at = 0
+        for part in decoded.parts:
+            self._fields[part.field] = (part.schema, buffers[at : at + part.buffers])
+            at += part.buffers
+
+    def source(self, field: str, span: Span) -> Source:
+        """The rows of one field that a span names.
+
+        Raises:
+            InputError: the block has no such field or not that many rows.
+        """
+        if field not in self._fields:
+            raise InputError(f"Block {span.handle} holds no field {field!r}", fields=(field,))
+        if int((span.firsts + span.counts).max()) > self.rows or int(span.firsts.min()) < 0:
+            raise InputError(f"Block {span.handle} has only {self.rows} rows", fields=(field,))
+        schema, buffers = self._fields[field]
+        return Source(schema, self.rows, buffers, span.firsts, span.counts)
+
+
+def describe(column: Column) -> FieldSchema:
+    """What a column holds: kind, dtype and shape of one sample."""
+    return FieldSchema("object") if isinstance(column, list) else tensor_schema(column)
+
+
+def encode(
+    columns: Mapping[str, Column], *, block_bytes: int, allow_pickle: bool
+) -> list[EncodedBlock]:
+    """Check the columns of a put and cut them into blocks.
+
+    A put of up to ``block_bytes`` becomes one block. A larger one gets blocks of about that size
+    for each field, so that a reader pulls only the fields and rows that it needs.
+
+    Raises:
+        InputError: a column cannot be stored; it names the field (and row).
+    """
+    rows = check_columns(columns)
+    ready = {
+        field: cuttable(field, column, allow_pickle=allow_pickle)
+        for field, column in columns.items()
+    }
+    if sum(int(column.ends[-1]) for column in ready.values()) <= block_bytes:
+        return [_block(ready, 0, rows)]
+    return [
+        _block({field: column}, first, last)
+        for field, column in ready.items()
+        for first, last in _cuts(column.ends, block_bytes)
+    ]
+
+
+def _cuts(ends: Int64s, block_bytes: int) -> list[tuple[int, int]]:
+    """Where to cut rows with these ends into blocks of about equal size."""
+    total = int(ends[-1])
+    blocks = -(-total // block_bytes) or 1
+    limits = [total * (block + 1) // blocks for block in range(blocks)]
+    lasts = np.unique(np.maximum(np.searchsorted(ends, limits, side="right"), 1))
+    lasts[-1] = len(ends)
+    return list(zip([0, *lasts[:-1].tolist()], lasts.tolist(), strict=True))
+
+
+def _block(columns: Mapping[str, Cuttable], first: int, last: int) -> EncodedBlock:
+    parts: list[_Part] = []
+    buffers: list[Buffer] = []
+    for field, column in columns.items():
+        cut = column.cut(first, last)
+        parts.append(_Part(field, column.schema, len(cut)))
+        buffers.extend(cut)
+    header = msgspec.msgpack.encode(_Header(last - first, parts))
+    return EncodedBlock(tuple(columns), first, last - first, header, buffers)
+
+
+def decode(
+    wanted: Mapping[str, Sequence[Run]],
+    blocks: Mapping[str, StoredBlock],
+    *,
+    copy: bool,
+    allow_pickle: bool,
+) -> dict[str, Column]:
+    """The wanted rows of each field; see ``DataPlane.get``.
+
+    Args:
+        blocks: handle -> block, for every handle in ``wanted``.
+
+    Raises:
+        InputError: a field has no runs, or its runs do not fit the blocks.
+    """
+    gatherer = Gatherer(copy=copy, allow_pickle=allow_pickle)
+    columns: dict[str, Column] = {}
+    spans: dict[int, list[Span]] = {}  # fields mostly share one list of runs
+    for field, runs in wanted.items():
+        if not runs:
+            raise InputError(f"No rows are wanted of field {field!r}", fields=(field,))
+        if id(runs) not in spans:
+            spans[id(runs)] = spans_of(runs)
+        sources = [blocks[span.handle].source(field, span) for span in spans[id(runs)]]
+        try:
+            columns[field] = gatherer.column(sources)
+        except UnsupportedValueError as error:
+            raise InputError(f"Field {field!r}: {error}", fields=(field,)) from error
+    return columns

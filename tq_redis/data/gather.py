@@ -1,0 +1,173 @@
+"""Columns on their way out: the wanted rows of one field, from one or more blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tq_redis.data.base import Column
+from tq_redis.data.nested import (
+    Int64s,
+    jagged_of_rows,
+    jagged_of_values,
+    offsets_of,
+    strided_of_rows,
+)
+from tq_redis.data.spans import copy_rows, expand
+from tq_redis.data.tensors import Bytes, item_bytes, to_tensor
+from tq_redis.data.values import ValueDecoder
+from tq_redis.metadata.schema import FieldSchema
+
+Buffer = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Wanted runs of rows of one field inside one block.
+
+    Attributes:
+        schema: the field as this block holds it.
+        rows: number of rows of the block.
+        buffers: the field's buffers (see columns.py).
+        firsts, counts: int64[R], the runs.
+    """
+
+    schema: FieldSchema
+    rows: int
+    buffers: Sequence[Buffer]
+    firsts: Int64s
+    counts: Int64s
+
+
+class Gatherer:
+    """Gathers the fields of one get."""
+
+    def __init__(self, *, copy: bool, allow_pickle: bool) -> None:
+        self._copy = copy
+        self._values = ValueDecoder(allow_pickle=allow_pickle)
+        self._offsets: dict[bytes, torch.Tensor] = {}
+
+    def column(self, sources: list[Source]) -> Column:
+        """The rows of all sources as one column; see ``DataPlane.get``.
+
+        Raises:
+            UnsupportedValueError: a value was pickled, and this process may not unpickle.
+        """
+        schemas = {source.schema for source in sources}
+        if len(schemas) == 1:
+            (schema,) = schemas
+            if schema.kind == "dense":
+                return self._dense(schema, sources)
+            if schema.kind == "jagged":
+                return self._jagged(schema, sources)
+            if schema.kind == "object":
+                return [row for source in sources for row in self._rows(source)]
+        return _combine([row for source in sources for row in self._rows(source)], schemas)
+
+    def _dense(self, schema: FieldSchema, sources: list[Source]) -> torch.Tensor:
+        row_bytes = prod(schema.shape) * item_bytes(schema.dtype)
+        total = sum(int(source.counts.sum()) for source in sources)
+        parts = [
+            (source.buffers[0].reshape(source.rows, row_bytes), source.firsts, source.counts)
+            for source in sources
+        ]
+        data = self._joined(parts, total, row_bytes)
+        return to_tensor(data, schema.dtype, (total, *schema.shape))
+
+    def _jagged(self, schema: FieldSchema, sources: list[Source]) -> torch.Tensor:
+        ragged = schema.shape.index(-1) + 1
+        inner = tuple(size for size in schema.shape if size != -1)
+        row_bytes = prod(inner) * item_bytes(schema.dtype)
+        parts: list[tuple[Bytes, Int64s, Int64s]] = []
+        lengths: list[Int64s] = []
+        for source in sources:
+            ends = np.concatenate([[0], np.cumsum(source.buffers[0])])
+            starts = ends[source.firsts]
+            data = source.buffers[1].reshape(int(ends[-1]), row_bytes)
+            parts.append((data, starts, ends[source.firsts + source.counts] - starts))
+            lengths.append(source.buffers[0][expand(source.firsts, source.counts)])
+        all_lengths = np.concatenate(lengths)
+        total = int(all_lengths.sum())
+        values = to_tensor(self._joined(parts, total, row_bytes), schema.dtype, (total, *inner))
+        offsets = self._shared_offsets(all_lengths)
+        return jagged_of_values(values, all_lengths, offsets, ragged)
+
+    def _shared_offsets(self, lengths: Int64s) -> torch.Tensor:
+        """Fields with equal lengths share one offsets tensor: torch then allows a * b."""
+        return self._offsets.setdefault(lengths.tobytes(), offsets_of(lengths))
+
+    def _joined(
+        self, parts: list[tuple[Bytes, Int64s, Int64s]], total: int, row_bytes: int
+    ) -> Bytes:
+        if not self._copy and len(parts) == 1 and len(parts[0][1]) == 1:
+            data, firsts, counts = parts[0]
+            return data[firsts[0] : firsts[0] + counts[0]]
+        out = np.empty((total, row_bytes), np.uint8)
+        at = 0
+        for data, firsts, counts in parts:
+            size = int(counts.sum())
+            copy_rows(out[at : at + size], data, firsts, counts)
+            at += size
+        return out
+
+    def _rows(self, source: Source) -> list[Any]:
+        """The wanted rows one by one; tensors are views of the block."""
+        wanted = expand(source.firsts, source.counts).tolist()
+        if source.schema.kind == "object":
+            return [self._value(source.buffers, row) for row in wanted]
+        shapes = _row_shapes(source)
+        ends = np.cumsum(shapes.prod(axis=1)) * item_bytes(source.schema.dtype)
+        sizes = np.diff(ends, prepend=0)
+        data = source.buffers[-1]
+        rows: list[torch.Tensor] = []
+        for row in wanted:
+            view = data[ends[row] - sizes[row] : ends[row]]
+            rows.append(_row(view, source.schema, tuple(shapes[row].tolist())))
+        return rows
+
+    def _value(self, buffers: Sequence[Buffer], row: int) -> Any:
+        text_ends, large_ends, text, *large = buffers
+        text_from = text_ends[row - 1] if row else 0
+        large_from = large_ends[row - 1] if row else 0
+        return self._values.value(
+            text.data[text_from : text_ends[row]], large[large_from : large_ends[row]]
+        )
+
+
+def _row_shapes(source: Source) -> Int64s:
+    """int64[n, rank] shapes of all rows of the block."""
+    schema = source.schema
+    if schema.kind == "strided":
+        return source.buffers[0].reshape(source.rows, len(schema.shape))
+    shapes = np.tile(np.array(schema.shape, np.int64), (source.rows, 1))
+    if schema.kind == "jagged":
+        shapes[:, schema.shape.index(-1)] = source.buffers[0]
+    return shapes
+
+
+def _row(view: Bytes, schema: FieldSchema, shape: tuple[int, ...]) -> torch.Tensor:
+    if schema.kind != "jagged":
+        return to_tensor(view, schema.dtype, shape)
+    ragged = schema.shape.index(-1)
+    fronted = (shape[ragged], *shape[:ragged], *shape[ragged + 1 :])
+    return to_tensor(view, schema.dtype, fronted).movedim(0, ragged)
+
+
+def _combine(rows: list[Any], schemas: set[FieldSchema]) -> Column:
+    """Rows of different form as one column of private memory."""
+    kinds = {schema.kind for schema in schemas}
+    alike = len({(schema.dtype, len(schema.shape)) for schema in schemas}) == 1
+    if "object" not in kinds and alike:
+        if "strided" in kinds:
+            return strided_of_rows(rows)
+        sizes = zip(*(schema.shape for schema in schemas), strict=True)
+        ragged = [dim for dim, size in enumerate(sizes, 1) if len({*size}) > 1 or -1 in size]
+        if len(ragged) == 1:
+            return jagged_of_rows(rows, ragged[0])
+    return [row.clone() if isinstance(row, torch.Tensor) else row for row in rows]

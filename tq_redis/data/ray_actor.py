@@ -1,0 +1,161 @@
+"""The store: one detached actor per Ray node that keeps blocks alive.
+
+An object in Ray's store dies with the process that put it. The store holds a zero-copy view of
+every block that producers on its node put: the view keeps the memory, also after the producer's
+death. It then puts the block again, as its own, for readers that ask (``adopt``).
+
+The views pin their blocks, so Ray cannot spill them; the store therefore counts bytes and makes
+producers wait before the node's object store is full.
+
+This file imports nothing of tq_redis: Ray ships it by value, so that a store starts without torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray as untyped_ray
+
+ray: Any = untyped_ray  # its own types are partial
+_FILL = 0.8
+"""Share of the node's object store that blocks may take; the rest is for puts under way."""
+
+
+@dataclass(slots=True)
+class _Held:
+    """A block: the view keeps the bytes, the reference lets readers find them."""
+
+    ref: Any
+    view: Any
+    nbytes: int
+    partition: str
+    since: float
+    adopted: bool = False
+    confirmed: bool = False
+
+
+class Store:
+    """The actor. It knows blocks by the name that their producer gave them.
+
+    Args:
+        config: settings of the instance, as JSON.
+        idle_ttl_s: end after this many seconds without a call.
+    """
+
+    def __init__(self, config: str, idle_ttl_s: float) -> None:
+        self._config = config
+        self._blocks: dict[str, _Held] = {}
+        self._bytes = 0
+        self._capacity = int(_FILL * _object_store_bytes())
+        self._changed = asyncio.Condition()
+        self._adopting = asyncio.Lock()
+        self._last_call = time.monotonic()
+        threading.Thread(target=self._end_when_idle, args=(idle_ttl_s,), daemon=True).start()
+
+    def _end_when_idle(self, ttl_s: float) -> None:
+        while (left := self._last_call + ttl_s - time.monotonic()) > 0:
+            time.sleep(left)
+        ray.kill(ray.get_runtime_context().current_actor)
+
+    async def describe(self) -> str:
+        """Settings of the instance, as JSON."""
+        self._last_call = time.monotonic()
+        return self._config
+
+    async def usage(self) -> tuple[int, int]:
+        """Bytes held, and bytes that may be held."""
+        return self._bytes, self._capacity
+
+    async def hold(
+        self, partition: str, blocks: Sequence[tuple[str, int, list[Any]]], wait_s: float
+    ) -> bool:
+        """Keep blocks, all or none. Safe to repeat.
+
+        Args:
+            blocks: (name, bytes, [reference]); Ray would resolve a bare reference.
+            wait_s: how long to wait for space, in seconds.
+
+        Returns:
+            False when there was no space in that time, or never can be.
+        """
+        self._last_call = time.monotonic()
+        blocks = [block for block in blocks if block[0] not in self._blocks]
+        nbytes = sum(block[1] for block in blocks)
+        if nbytes > self._capacity or not await self._reserve(nbytes, wait_s):
+            return False
+        try:
+            views = await asyncio.gather(*(refs[0] for _, _, refs in blocks))
+        except BaseException:
+            await self._give_back(nbytes)
+            raise
+        now = time.monotonic()
+        for (name, size, refs), view in zip(blocks, views, strict=True):
+            self._blocks[name] = _Held(refs[0], view, size, partition, now)
+        return True
+
+    async def _reserve(self, nbytes: int, wait_s: float) -> bool:
+        async with self._changed:
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._changed.wait_for(lambda: self._bytes + nbytes <= self._capacity)
+            except TimeoutError:
+                return False
+            self._bytes += nbytes
+            return True
+
+    async def _give_back(self, nbytes: int) -> None:
+        async with self._changed:
+            self._bytes -= nbytes
+            self._changed.notify_all()
+
+    async def find(self, names: Sequence[str]) -> list[Any]:
+        """References of blocks; None for those that are not here."""
+        self._last_call = time.monotonic()
+        held = [self._blocks.get(name) for name in names]
+        return [block and block.ref for block in held]
+
+    async def adopt(self, names: Sequence[str]) -> list[Any]:
+        """Like ``find``, after putting the blocks again so that this actor owns them."""
+        self._last_call = time.monotonic()
+        async with self._adopting:
+            for name in names:
+                block = self._blocks.get(name)
+                if block is not None and not block.adopted:
+                    block.ref = await asyncio.to_thread(ray.put, block.view)
+                    block.view = await block.ref
+                    block.adopted = True
+        return await self.find(names)
+
+    async def drop(self, names: Sequence[str]) -> None:
+        """Forget blocks; unknown names are ignored."""
+        self._last_call = time.monotonic()
+        dropped = [self._blocks.pop(name, None) for name in names]
+        await self._give_back(sum(block.nbytes for block in dropped if block is not None))
+
+    async def unconfirmed(self, older_than: float) -> dict[str, list[str]]:
+        """Names held for more than ``older_than`` seconds and not confirmed, by partition."""
+        self._last_call = time.monotonic()
+        before = time.monotonic() - older_than
+        found: dict[str, list[str]] = {}
+        for name, block in self._blocks.items():
+            if not block.confirmed and block.since < before:
+                found.setdefault(block.partition, []).append(name)
+        return found
+
+    async def confirm(self, names: Sequence[str]) -> None:
+        """Note that Redis names these blocks; unknown names are ignored."""
+        self._last_call = time.monotonic()
+        for name in names:
+            if name in self._blocks:
+                self._blocks[name].confirmed = True
+
+
+def _object_store_bytes() -> float:
+    here = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == here)
+    return node["Resources"]["object_store_memory"]

@@ -1,0 +1,69 @@
+"""Runs of rows, grouped by block, and the copying of such runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_redis.data.base import Run
+from tq_redis.data.tensors import Bytes
+
+Int64s = npt.NDArray[np.int64]
+
+_SHORT_RUN = 2048
+"""Below this many bytes a run, one index a row costs less than one slice a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Neighbouring runs of one block.
+
+    Attributes:
+        handle: the block.
+        firsts: int64[R], first row of each run inside the block.
+        counts: int64[R], number of rows of each run.
+    """
+
+    handle: str
+    firsts: Int64s
+    counts: Int64s
+
+
+def spans_of(runs: Sequence[Run]) -> list[Span]:
+    """Group runs by block, in their order; runs that touch are joined."""
+    return [_span(handle, list(group)) for handle, group in groupby(runs, key=lambda run: run[0])]
+
+
+def _span(handle: str, runs: list[Run]) -> Span:
+    firsts = np.array([run[1] for run in runs], np.int64)
+    counts = np.array([run[2] for run in runs], np.int64)
+    starts_new = np.ones(len(runs), bool)
+    starts_new[1:] = firsts[1:] != firsts[:-1] + counts[:-1]
+    heads = np.flatnonzero(starts_new)
+    return Span(handle, firsts[heads], np.add.reduceat(counts, heads))
+
+
+def expand(firsts: Int64s, counts: Int64s) -> Int64s:
+    """The row numbers of all runs: firsts[0], firsts[0] + 1, ..., firsts[1], ..."""
+    ends: Int64s = np.cumsum(counts)
+    return np.arange(ends[-1], dtype=np.int64) + np.repeat(firsts - (ends - counts), counts)
+
+
+def copy_rows(out: Bytes, source: Bytes, firsts: Int64s, counts: Int64s) -> None:
+    """Copy runs of rows of ``source`` (rows, bytes a row) one after another into ``out``."""
+    if len(firsts) == 1:
+        np.copyto(out, source[firsts[0] : firsts[0] + counts[0]])
+    elif out.nbytes < _SHORT_RUN * len(firsts):
+        # "clip" because "raise" makes numpy copy twice; the rows were checked before
+        np.take(source, expand(firsts, counts), axis=0, out=out, mode="clip")
+    else:
+        pieces: list[Any] = [
+            source[first : first + count]
+            for first, count in zip(firsts.tolist(), counts.tolist(), strict=True)
+        ]
+        np.concatenate(pieces, out=out)

@@ -1,0 +1,138 @@
+"""A running queue: started by its owner, found and attached to by everybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+
+import msgspec
+
+from tq_redis.client.kv import AsyncKVClient
+from tq_redis.config import Config
+from tq_redis.control.connection import RedisConnection, hide_password
+from tq_redis.control.owner import RENEW_S, Ownership
+from tq_redis.control.plane import ControlPlane
+from tq_redis.data import open_data_plane
+from tq_redis.deadline import Deadline
+from tq_redis.errors import ConfigError, TQError, shorten
+
+_log = logging.getLogger(__name__)
+
+# First contact with a server: long enough for a loaded one, short enough to see a wrong address.
+_CONTACT_S = 10.0
+_END_S = 30.0
+
+
+class Instance:
+    """This process's part in a running queue.
+
+    Args:
+        config: its settings, ``redis.url`` included.
+    """
+
+    def __init__(self, config: Config) -> None:
+        if config.redis.url is None:
+            raise ConfigError("redis.url is not set")
+        self.config = config
+        self._connection = RedisConnection(config.redis.url, config.redis)
+        control = ControlPlane(self._connection, config.redis.namespace, config.idle_ttl_s)
+        self._data = open_data_plane(config)
+        self._ownership = Ownership(self._connection, control.keys)
+        self._upkeep: asyncio.Task[None] | None = None
+        self.core = AsyncKVClient(config, control, self._data, f"{socket.gethostname()}:{os.getpid()}")
+
+    async def start(self, *, embedded: bool) -> None:
+        """Become the owner of a new instance. What an earlier owner left in the namespace is
+        cleared: its stores are gone, so nobody could read it.
+
+        Raises:
+            ConfigError: the namespace is in use by another process.
+            ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
+        """
+        deadline = Deadline(_CONTACT_S)
+        await self._connection.check_server(deadline, own=embedded)
+        await self._ownership.take(deadline)
+        left = await self.core.get_partition_list()
+        if left:
+            _log.warning("Clearing partitions %s that an earlier run left in namespace %s of %s",
+                         shorten(left), self.config.redis.namespace, self._connection.url)
+            await self._clear(left)
+        await self._data.start(deadline)
+        self._upkeep = asyncio.create_task(self._keep_up())
+
+    async def attach(self, *, may_own: bool) -> None:
+        """Join a running instance.
+
+        Args:
+            may_own: become its owner if the owner died; its samples stay.
+
+        Raises:
+            ServerUnavailableError, AuthenticationError: Redis cannot be used.
+        """
+        deadline = Deadline(_CONTACT_S)
+        await self._connection.command("PING", deadline=deadline)
+        if may_own:
+            with suppress(ConfigError):  # the owner lives
+                await self._ownership.take(deadline)
+                self._upkeep = asyncio.create_task(self._keep_up())
+
+    async def end(self) -> None:
+        """Close; the owner ends the instance: partitions, stores, its claim to the namespace."""
+        if self._upkeep is not None:
+            self._upkeep.cancel()
+            await self._clear(await self.core.get_partition_list())
+            await self._data.shutdown(Deadline(_END_S))
+            await self._ownership.give_up(Deadline(_CONTACT_S))
+        await self.core.close()
+
+    async def _clear(self, partitions: list[str]) -> None:
+        for name in partitions:
+            await self.core.clear_partition(name)
+
+    async def _keep_up(self) -> None:
+        """Renew the claim to the namespace, and free what writers that died left behind."""
+        sweep = Deadline(self.config.data.orphan_grace_s)
+        while True:
+            await asyncio.sleep(RENEW_S)
+            try:
+                await self._ownership.renew(Deadline(RENEW_S))
+                if sweep.passed:
+                    await self.core.sweep()
+                    sweep = Deadline(self.config.data.orphan_grace_s)
+            except TQError as error:
+                _log.warning("Upkeep of the queue failed, will try again: %s", error)
+
+
+def choose(running: Mapping[str, str], namespace: str | None) -> Config | None:
+    """The running instance to attach to, or None.
+
+    Args:
+        running: namespace -> settings as JSON.
+        namespace: the one asked for, or None for the only one.
+
+    Raises:
+        ConfigError: several run, and none was named.
+    """
+    if namespace is None and len(running) > 1:
+        raise ConfigError(
+            f"Several queues run in this Ray cluster: {sorted(running)}. "
+            f"Name one: init({{'redis': {{'namespace': ...}}}}) or TQ_REDIS_NAMESPACE."
+        )
+    found = running.get(namespace) if namespace else next(iter(running.values()), None)
+    return None if found is None else msgspec.json.decode(found, type=Config)
+
+
+def require_same_server(asked: Config, running: Config) -> None:
+    """Raises:
+    ConfigError: the running instance keeps its state in another Redis than the one asked for.
+    """
+    if asked.redis.url not in (None, running.redis.url):
+        raise ConfigError(
+            f"Namespace {running.redis.namespace!r} runs on {hide_password(running.redis.url or '')}, "
+            f"not on {hide_password(asked.redis.url or '')}. Leave redis.url out to attach to it, or "
+            f"choose another namespace."
+        )

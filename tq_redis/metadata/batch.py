@@ -1,0 +1,339 @@
+"""BatchMeta: which samples, in which order, with which fields. A pure value; no I/O."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tq_redis.errors import InputError
+from tq_redis.metadata.merge import merge_info
+from tq_redis.metadata.schema import FieldSchema
+
+ReadyFlags = npt.NDArray[np.int8]
+
+
+class BatchMeta:
+    """A batch by reference: what a trainer passes around instead of tensors.
+
+    Pickled, 1,024 rows take a few kilobytes; no tensor and no object ref is inside.
+
+    Args:
+        global_indexes: sample ids, in the order of the rows.
+        partition_ids: the partition of each row, or one name for all.
+        field_schema: the fields that the rows have, with their form.
+        production_status: (B,) int8, 1 where all of the fields are produced; all 1 by default.
+        extra_info: what belongs to the batch as a whole (``DataProto.meta_info`` in a worker).
+        custom_meta: the tags of each row.
+        padding: how many of the last rows only fill the batch up. They repeat real rows, are
+            resolved like them, and are never written back.
+
+    Raises:
+        InputError: lengths differ.
+    """
+
+    __slots__ = (
+        "custom_meta",
+        "extra_info",
+        "field_schema",
+        "global_indexes",
+        "padding",
+        "partition_ids",
+        "production_status",
+    )
+
+    def __init__(
+        self,
+        global_indexes: Iterable[int] = (),
+        partition_ids: Sequence[str] | str = (),
+        field_schema: Mapping[str, FieldSchema] | None = None,
+        production_status: ReadyFlags | None = None,
+        extra_info: Mapping[str, Any] | None = None,
+        custom_meta: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        padding: int = 0,
+    ) -> None:
+        self.global_indexes = list(global_indexes)
+        size = len(self.global_indexes)
+        one = isinstance(partition_ids, str)
+        self.partition_ids = [partition_ids] * size if one else list(partition_ids)
+        self.field_schema = dict(field_schema or {})
+        self.production_status = (
+            np.ones(size, np.int8) if production_status is None else production_status
+        )
+        self.extra_info: dict[str, Any] = dict(extra_info or {})
+        self.custom_meta: list[dict[str, Any]] = (
+            [{} for _ in range(size)] if custom_meta is None else [dict(row) for row in custom_meta]
+        )
+        self.padding = padding
+        lengths = {
+            "partition_ids": len(self.partition_ids),
+            "production_status": len(self.production_status),
+            "custom_meta": len(self.custom_meta),
+        }
+        for name, length in lengths.items():
+            if length != size:
+                raise InputError(f"{name} has {length} entries for {size} samples")
+        if not 0 <= padding <= size:
+            raise InputError(f"padding must lie between 0 and {size}, got {padding}")
+
+    @classmethod
+    def empty(cls, extra_info: Mapping[str, Any] | None = None) -> BatchMeta:
+        """A batch without rows."""
+        return cls(extra_info=extra_info)
+
+    # What it holds
+
+    @property
+    def size(self) -> int:
+        return len(self.global_indexes)
+
+    def __len__(self) -> int:
+        return self.size
+
+    @property
+    def field_names(self) -> list[str]:
+        """Sorted."""
+        return sorted(self.field_schema)
+
+    @property
+    def is_ready(self) -> bool:
+        """True if there are rows and all have all fields."""
+        return self.size > 0 and bool(self.production_status.all())
+
+    @property
+    def partition_id(self) -> str:
+        """The partition, where it is the same for all rows.
+
+        Raises:
+            InputError: there is no row, or there are rows of several partitions.
+        """
+        names = set(self.partition_ids)
+        if len(names) != 1:
+            raise InputError(f"Expected rows of one partition, got {sorted(names)}")
+        return self.partition_ids[0]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, BatchMeta) and self._state() == other._state()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        where = ", ".join(sorted(set(self.partition_ids)))
+        return f"BatchMeta({self.size} samples of {where or 'nowhere'}: {self.field_names})"
+
+    def __getitem__(self, index: int | slice) -> BatchMeta:
+        if isinstance(index, slice):
+            return self._rows(range(*index.indices(self.size)))
+        if not -self.size <= index < self.size:
+            raise IndexError(f"row {index} of a batch of {self.size}")
+        return self._rows([index % self.size])
+
+    # Rows
+
+    def select_samples(self, indices: Sequence[int]) -> BatchMeta:
+        """These rows, by position; a row may be named twice.
+
+        Raises:
+            InputError: a position is out of range.
+        """
+        outside = [i for i in indices if not 0 <= i < self.size]
+        if outside:
+            raise InputError(f"No rows {outside} in a batch of {self.size}")
+        return self._rows(indices)
+
+    def reorder(self, indices: Sequence[int]) -> None:
+        """Put the rows into this order, in place.
+
+        Raises:
+            InputError: ``indices`` is not a permutation of the rows, or the batch is padded.
+        """
+        if sorted(indices) != list(range(self.size)):
+            raise InputError(f"Not a permutation of {self.size} rows: {list(indices)!r}")
+        if self.padding:
+            raise InputError("A padded batch cannot be reordered; reorder before padding")
+        ordered = self._rows(indices)
+        self.global_indexes = ordered.global_indexes
+        self.partition_ids = ordered.partition_ids
+        self.production_status = ordered.production_status
+        self.custom_meta = ordered.custom_meta
+
+    def chunk(self, chunks: int) -> list[BatchMeta]:
+        """``chunks`` consecutive parts; the first ``size % chunks`` are one row longer.
+
+        Parts share nothing with each other or with this batch.
+
+        Raises:
+            InputError: ``chunks`` is not positive.
+        """
+        if chunks < 1:
+            raise InputError(f"chunks must be positive, got {chunks}")
+        short, longer = divmod(self.size, chunks)
+        bounds = np.cumsum([0] + [short + (i < longer) for i in range(chunks)]).tolist()
+        return [self._rows(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+    def chunk_by_partition(self) -> list[BatchMeta]:
+        """One part per partition, in the order in which partitions first appear."""
+        positions: dict[str, list[int]] = {}
+        for row, name in enumerate(self.partition_ids):
+            positions.setdefault(name, []).append(row)
+        return [self._rows(rows) for rows in positions.values()]
+
+    def padded(self, divisor: int) -> BatchMeta:
+        """This batch, filled up to a multiple of ``divisor`` by repeating its rows from the first.
+
+        The rule of verl's ``pad_dataproto_to_divisor``.
+
+        Raises:
+            InputError: the batch is empty or padded already.
+        """
+        missing = -self.size % divisor
+        if not missing:
+            return self.copy()
+        if not self.size or self.padding:
+            raise InputError("Only a batch with rows, not padded yet, can be padded")
+        filled = self._rows([row % self.size for row in range(self.size + missing)])
+        filled.padding = missing
+        return filled
+
+    def unpadded(self) -> BatchMeta:
+        """The real rows."""
+        return self._rows(range(self.size - self.padding))
+
+    @classmethod
+    def concat(cls, metas: Sequence[BatchMeta]) -> BatchMeta:
+        """The same fields, more rows. Empty batches are passed over, padding rows dropped.
+
+        Raises:
+            InputError: fields or dtypes differ, or ``extra_info`` has two values for one name.
+        """
+        info = merge_info([meta.extra_info for meta in metas])
+        parts = [meta.unpadded() for meta in metas if meta.size > meta.padding]
+        if not parts:
+            return cls.empty(info)
+        first = parts[0]
+        for part in parts[1:]:
+            _require_same_fields(first, part)
+        return cls(
+            [sample for part in parts for sample in part.global_indexes],
+            [name for part in parts for name in part.partition_ids],
+            first.field_schema,
+            np.concatenate([part.production_status for part in parts]),
+            info,
+            [tags for part in parts for tags in part.custom_meta],
+        )
+
+    # Fields
+
+    def select_fields(self, names: Iterable[str]) -> BatchMeta:
+        """The same rows with only these fields; unknown names are passed over."""
+        chosen = self.copy()
+        chosen.field_schema = {n: self.field_schema[n] for n in names if n in self.field_schema}
+        return chosen
+
+    def with_fields(self, schema: Mapping[str, FieldSchema]) -> BatchMeta:
+        """The same rows with these fields too."""
+        wider = self.copy()
+        wider.field_schema.update(schema)
+        return wider
+
+    def union(self, other: BatchMeta) -> BatchMeta:
+        """The same rows, more fields. ``other`` wins where both say something.
+
+        Raises:
+            InputError: the rows differ, or stand in another order.
+        """
+        if not self.size or not other.size:
+            return (other if other.size else self).copy()
+        if self.global_indexes != other.global_indexes or self.partition_ids != other.partition_ids:
+            raise InputError(
+                "union needs the same samples in the same order on both sides; "
+                "use concat to add rows, or reorder one side"
+            )
+        both = self.with_fields(other.field_schema)
+        both.production_status = self.production_status & other.production_status
+        both.extra_info |= copy.deepcopy(other.extra_info)
+        for mine, theirs in zip(both.custom_meta, other.custom_meta, strict=True):
+            mine |= copy.deepcopy(theirs)
+        return both
+
+    def copy(self) -> BatchMeta:
+        """A deep copy."""
+        return self._rows(range(self.size))
+
+    # Tags
+
+    def update_custom_meta(self, tags: Sequence[Mapping[str, Any]] | None) -> None:
+        """Merge tags into each row's.
+
+        Raises:
+            InputError: there is not one entry per row.
+        """
+        if tags is None:
+            return
+        if len(tags) != self.size:
+            raise InputError(f"Got tags for {len(tags)} rows, the batch has {self.size}")
+        for mine, new in zip(self.custom_meta, tags, strict=True):
+            mine.update(new)
+
+    # Inner parts
+
+    def _rows(self, rows: Sequence[int]) -> BatchMeta:
+        real = self.size - self.padding
+        padding = sum(row >= real for row in rows) if self.padding else 0
+        return BatchMeta(
+            [self.global_indexes[row] for row in rows],
+            [self.partition_ids[row] for row in rows],
+            self.field_schema,
+            self.production_status[list(rows)],
+            copy.deepcopy(self.extra_info),
+            [copy.deepcopy(self.custom_meta[row]) for row in rows],
+            padding=padding,
+        )
+
+    def _state(self) -> tuple[Any, ...]:
+        """Everything, compactly: what pickling sends and equality compares."""
+        same = len(set(self.partition_ids)) == 1
+        return (
+            self.global_indexes,
+            self.partition_ids[0] if same else self.partition_ids,
+            self.field_schema,
+            None if self.production_status.all() else self.production_status.tobytes(),
+            self.extra_info,
+            self.custom_meta if any(self.custom_meta) else None,
+            self.padding,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, self._state()
+
+
+def _restore(
+    ids: list[int],
+    partitions: list[str] | str,
+    schema: dict[str, FieldSchema],
+    status: bytes | None,
+    info: dict[str, Any],
+    tags: list[dict[str, Any]] | None,
+    padding: int,
+) -> BatchMeta:
+    flags = None if status is None else np.frombuffer(status, np.int8).copy()
+    return BatchMeta(ids, partitions, schema, flags, info, tags, padding=padding)
+
+
+def _require_same_fields(first: BatchMeta, other: BatchMeta) -> None:
+    if first.field_names != other.field_names:
+        raise InputError(
+            f"concat needs the same fields in every batch: {first.field_names} and "
+            f"{other.field_names}; use union to add fields to the same rows"
+        )
+    for name, form in first.field_schema.items():
+        if form.dtype != other.field_schema[name].dtype:
+            raise InputError(
+                f"concat needs one dtype per field: {name!r} is {form.dtype or 'non-tensor'} and "
+                f"{other.field_schema[name].dtype or 'non-tensor'}",
+                fields=[name],
+            )

@@ -1,0 +1,130 @@
+"""KVBatchMeta: a batch named by user keys."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tq_redis.errors import InputError, KeyNotFoundError, shorten
+from tq_redis.metadata.merge import merge_info
+
+
+@dataclass
+class KVBatchMeta:
+    """Samples of one partition by their user keys.
+
+    Attributes:
+        keys: user keys, distinct.
+        tags: one dict per key.
+        partition_id: the partition.
+        fields: fields that all the samples have, or None where that is not known.
+        extra_info: what belongs to the batch as a whole.
+
+    Raises:
+        InputError: lengths differ, or a key or field stands twice.
+    """
+
+    keys: list[str] = field(default_factory=list[str])
+    tags: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    partition_id: str | None = None
+    fields: list[str] | None = None
+    extra_info: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.tags):
+            raise InputError(f"Got {len(self.keys)} keys and {len(self.tags)} tags")
+        if len(set(self.keys)) != len(self.keys):
+            raise InputError(f"Keys must be distinct, got {shorten(self.keys)}")
+        if self.fields is not None and len(set(self.fields)) != len(self.fields):
+            raise InputError(f"Fields must be distinct, got {self.fields}")
+        self.tags = copy.deepcopy(self.tags)
+        self.extra_info = copy.deepcopy(self.extra_info)
+
+    @property
+    def size(self) -> int:
+        return len(self.keys)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def select_keys(self, keys: Sequence[str]) -> KVBatchMeta:
+        """These samples, in this order.
+
+        Raises:
+            InputError: a key stands twice.
+            KeyNotFoundError: a key is not in the batch.
+        """
+        rows = {key: row for row, key in enumerate(self.keys)}
+        unknown = [key for key in keys if key not in rows]
+        if unknown:
+            raise KeyNotFoundError(
+                f"Keys {shorten(unknown)} are not in the batch", partition=self.partition_id
+            )
+        return self._rows([rows[key] for key in keys])
+
+    def reorder(self, indices: Sequence[int]) -> None:
+        """Put the samples into this order, in place.
+
+        Raises:
+            InputError: ``indices`` is not a permutation of the rows.
+        """
+        if sorted(indices) != list(range(self.size)):
+            raise InputError(f"Not a permutation of {self.size} rows: {list(indices)!r}")
+        self.keys = [self.keys[row] for row in indices]
+        self.tags = [self.tags[row] for row in indices]
+
+    def chunk(self, chunks: int) -> list[KVBatchMeta]:
+        """``chunks`` consecutive parts; the first ``size % chunks`` are one sample longer.
+
+        Raises:
+            InputError: ``chunks`` is not positive.
+        """
+        if chunks < 1:
+            raise InputError(f"chunks must be positive, got {chunks}")
+        short, longer = divmod(self.size, chunks)
+        parts: list[KVBatchMeta] = []
+        start = 0
+        for i in range(chunks):
+            stop = start + short + (i < longer)
+            parts.append(self._rows(range(start, stop)))
+            start = stop
+        return parts
+
+    @classmethod
+    def concat(cls, metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
+        """More samples of the same partition; empty batches are passed over.
+
+        Raises:
+            InputError: partitions or fields differ, a key stands twice, or ``extra_info`` has two
+                values for one name.
+        """
+        info = merge_info([meta.extra_info for meta in metas])
+        parts = [meta for meta in metas if meta.size]
+        if not parts:
+            return cls(extra_info=info)
+        first = parts[0]
+        for part in parts[1:]:
+            if part.partition_id != first.partition_id:
+                raise InputError(
+                    f"concat needs one partition: {first.partition_id!r} and {part.partition_id!r}"
+                )
+            if set(part.fields or ()) != set(first.fields or ()):
+                raise InputError(f"concat needs the same fields: {first.fields} and {part.fields}")
+        return cls(
+            [key for part in parts for key in part.keys],
+            [tags for part in parts for tags in part.tags],
+            first.partition_id,
+            first.fields,
+            info,
+        )
+
+    def _rows(self, rows: Sequence[int]) -> KVBatchMeta:
+        return KVBatchMeta(
+            [self.keys[row] for row in rows],
+            [self.tags[row] for row in rows],
+            self.partition_id,
+            None if self.fields is None else list(self.fields),
+            self.extra_info,
+        )

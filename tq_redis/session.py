@@ -1,0 +1,219 @@
+"""init, close and get_client: the one client of this process, and what it started."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from omegaconf import DictConfig
+
+from tq_redis.client.portal import Portal
+from tq_redis.client.sync import Client
+from tq_redis.config import Config, load_config, namespace_asked_for
+from tq_redis.control.keys import Keys
+from tq_redis.errors import ConfigError, NotInitializedError, ServerUnavailableError
+from tq_redis.instance import Instance, choose, require_same_server
+from tq_redis.redis_server import EmbeddedServer, find_redis_cli, start_server
+
+
+@dataclass
+class _Session:
+    instance: Instance
+    portal: Portal
+    client: Client
+    server: EmbeddedServer | None = None
+    started_ray: bool = False
+
+
+_session: _Session | None = None
+_lock = threading.RLock()
+
+
+def init(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> Config:
+    """Make this process a client.
+
+    Attaches to the instance that runs in this Ray job. Where there is none, starts one: with the
+    Redis at ``redis.url`` (or ``TQ_REDIS_URL``), else with an embedded server. The process that
+    starts an instance owns it: its :func:`close` ends the stores and removes the keys.
+
+    Args:
+        conf: settings; :class:`tq_redis.Config` names them all. With settings, only an instance
+            of that namespace is attached to, and one whose owner died gets this process as its
+            owner.
+
+    Returns:
+        The settings in force.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range, the namespace is in use by another
+            process or on another server, or this process is initialised already.
+        ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
+    """
+    global _session
+    with _lock:
+        if _session is None:
+            _session = _open(conf)
+        elif conf is not None:
+            raise ConfigError("This process is initialised already; call close() first.")
+        return _session.instance.config
+
+
+def close() -> None:
+    """End what this process started; idempotent.
+
+    The owner clears all partitions, ends the stores and, if it started them, the embedded server
+    and Ray. A process that only attached closes its own connections.
+    """
+    global _session
+    with _lock:
+        session, _session = _session, None
+        if session is not None:
+            _end(session)
+
+
+def get_client() -> Client:
+    """The client of this process; attaches to the instance of this Ray job if need be.
+
+    Raises:
+        NotInitializedError: there is no instance to attach to.
+    """
+    global _session
+    with _lock:
+        if _session is None:
+            running = _running()
+            found = choose(running, namespace_asked_for(None))
+            if found is None:
+                raise NotInitializedError(
+                    "No queue runs in this Ray job. Call tq_redis.init() in the driver first."
+                )
+            _session = _attach(found, may_own=False)
+        return _session.client
+
+
+def progress_command(partition: str) -> str:
+    """The shell command that shows the summary of a partition."""
+    config = get_client().config
+    tool = find_redis_cli() or "redis-cli"
+    key = Keys(config.redis.namespace).summary(partition)
+    return f"{tool} -u {config.redis.url} HGETALL '{key}'"
+
+
+def _open(conf: Mapping[str, Any] | DictConfig | Config | None) -> _Session:
+    config = load_config(conf)
+    if config.data.backend == "memory":
+        return _start(config)
+    started_ray = _ensure_ray()
+    try:
+        found = choose(_running(), namespace_asked_for(conf))
+        if found is not None:
+            require_same_server(config, found)
+            try:
+                session = _attach(found, may_own=conf is not None)
+            except ServerUnavailableError:
+                # Its embedded server died with its owner, so its state is gone for good.
+                if found.redis.url == config.redis.url:
+                    raise
+                session = _start(config)
+        else:
+            session = _start(config)
+    except BaseException:
+        if started_ray:
+            _end_ray()
+        raise
+    session.started_ray = started_ray
+    return session
+
+
+def _start(config: Config) -> _Session:
+    server = None
+    if config.redis.url is None:
+        _require_one_host(config)
+        server = start_server()
+        redis = msgspec.structs.replace(config.redis, url=server.url)
+        config = msgspec.structs.replace(config, redis=redis)
+    portal = Portal()
+    try:
+        instance = Instance(config)
+        portal.run(instance.start(embedded=server is not None))
+    except BaseException:
+        portal.stop()
+        if server is not None:
+            server.stop()
+        raise
+    return _Session(instance, portal, Client(instance.core, portal), server)
+
+
+def _attach(config: Config, *, may_own: bool) -> _Session:
+    portal = Portal()
+    try:
+        instance = Instance(config)
+        portal.run(instance.attach(may_own=may_own))
+    except BaseException:
+        portal.stop()
+        raise
+    return _Session(instance, portal, Client(instance.core, portal))
+
+
+def _end(session: _Session) -> None:
+    try:
+        session.portal.run(session.instance.end())
+    finally:
+        session.portal.stop()
+        if session.server is not None:
+            session.server.stop()
+        if session.started_ray:
+            _end_ray()
+
+
+def _running() -> dict[str, str]:
+    import ray
+
+    if not ray.is_initialized():
+        return {}
+    from tq_redis.data.ray_store import running_instances
+
+    return running_instances()
+
+
+def _ensure_ray() -> bool:
+    """Join Ray, or start it; True if this call did."""
+    import ray
+
+    if ray.is_initialized():
+        return False
+    ray.init()
+    return True
+
+
+def _end_ray() -> None:
+    import ray
+
+    ray.shutdown()
+
+
+def _require_one_host(config: Config) -> None:
+    if config.data.backend != "ray":
+        return
+    import ray
+
+    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    if len(hosts) > 1:
+        raise ConfigError(
+            f"The embedded Redis serves one host, and this Ray cluster has {len(hosts)}. Start a "
+            f"Redis that all of them reach (docker/compose.yaml) and set TQ_REDIS_URL."
+        )
+
+
+def _forget_in_child() -> None:
+    """Threads and connections do not survive a fork; the child attaches anew when it needs to."""
+    global _session, _lock
+    _session, _lock = None, threading.RLock()
+
+
+atexit.register(close)
+os.register_at_fork(after_in_child=_forget_in_child)
