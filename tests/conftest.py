@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import psutil
 import pytest
@@ -38,6 +37,7 @@ os.environ[PROCESS_MARK] = uuid.uuid4().hex
 # The keys that may stay after a test. They must carry a TTL as well.
 KEYS_WITH_A_LIFETIME = (
     r"tq:[^:{}]+:next_sample",
+    r"tq:[^:{}]+:owner",  # seconds; of an instance that other tests of the module share
     r"tq:[^:{}]+:\{.*\}:req:.+",
 )
 
@@ -106,7 +106,7 @@ def namespace() -> str:
 
 @pytest.fixture
 def wait_until() -> WaitUntil:
-    """``wait_until(condition, timeout=10.0)``: poll until true; fail the test when it stays false."""
+    """``wait_until(condition, timeout=10.0)``: poll; fail the test when it stays false."""
 
     def wait(condition: Callable[[], object], timeout: float = 10.0, what: str = "") -> None:
         end = time.monotonic() + timeout

@@ -27,7 +27,6 @@ from tq_redis.errors import (
     ServerUnavailableError,
     TQError,
 )
-from tq_redis.metadata import BatchMeta, FieldSchema, KVBatchMeta
 from tq_redis.kv import (
     async_kv_batch_get,
     async_kv_batch_get_by_meta,
@@ -42,6 +41,53 @@ from tq_redis.kv import (
     kv_list,
     kv_put,
 )
+from tq_redis.metadata import BatchMeta, FieldSchema, KVBatchMeta
 from tq_redis.session import close, get_client, init, progress_command
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AuthenticationError",
+    "BatchMeta",
+    "Client",
+    "ClosedError",
+    "Config",
+    "ConfigError",
+    "DataConfig",
+    "DataLostError",
+    "DeadlineError",
+    "FieldNotFoundError",
+    "FieldSchema",
+    "InputError",
+    "KVBatchMeta",
+    "KeyNotFoundError",
+    "NotFoundError",
+    "NotInitializedError",
+    "NotReadyError",
+    "PartitionNotFoundError",
+    "RedisConfig",
+    "SampleNotFoundError",
+    "SchemaConflictError",
+    "ServerError",
+    "ServerFullError",
+    "ServerPolicyError",
+    "ServerUnavailableError",
+    "TQError",
+    "__version__",
+    "async_kv_batch_get",
+    "async_kv_batch_get_by_meta",
+    "async_kv_batch_put",
+    "async_kv_clear",
+    "async_kv_list",
+    "async_kv_put",
+    "close",
+    "get_client",
+    "init",
+    "kv_batch_get",
+    "kv_batch_get_by_meta",
+    "kv_batch_put",
+    "kv_clear",
+    "kv_list",
+    "kv_put",
+    "progress_command",
+]

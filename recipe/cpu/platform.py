@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -64,8 +63,13 @@ _MODULE = CPUModule("recipe.cpu.module")
 class CPUPlatform(PlatformBase):
     """Chosen by verl where there is no accelerator; collectives run on gloo."""
 
-    device_name = "cpu"
-    vendor_name = "cpu"
+    @property
+    def device_name(self) -> str:
+        return "cpu"
+
+    @property
+    def vendor_name(self) -> str:
+        return "cpu"
 
     @property
     def device_module(self) -> ModuleType:
@@ -108,9 +112,8 @@ class CPUPlatform(PlatformBase):
     def visible_devices_envvar(self) -> str:
         return "CUDA_VISIBLE_DEVICES"
 
-    @contextmanager
-    def nvtx_range(self, msg: str) -> Iterator[None]:
-        yield
+    def nvtx_range(self, msg: str) -> Any:
+        return nullcontext()
 
     def profiler_start(self) -> None:
         """No device profiler."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 import torch.distributed
 from tensordict import TensorDict
-from tq_redis.bridge import meta_dispatch, tqbridge
 from verl import DataProto
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
@@ -20,6 +20,7 @@ from verl.workers.utils.padding import left_right_2_no_padding, no_padding_2_pad
 
 from recipe.ppo import rollout
 from recipe.tasks.prompts import encode_chats
+from tq_redis.bridge import meta_dispatch, tqbridge
 
 # What verl's engine needs to run the model over prompt and response.
 SEQUENCE = (
@@ -31,14 +32,18 @@ SEQUENCE = (
     "position_ids",
 )
 
+# verl makes these at run time, or without types.
+_Dispatch: Any = Dispatch
+_Worker: Any = ActorRolloutRefWorker
 
-class ActorWorker(ActorRolloutRefWorker):
+
+class ActorWorker(_Worker):
     """verl's hybrid worker with the columns that each of its tasks reads and writes.
 
     Shapes: B rows, P prompt and R response tokens.
     """
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    @register(dispatch_mode=_Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
         """Build the model, its optimizer and the rollout, and seed this process."""
         rollout.register()
@@ -47,7 +52,7 @@ class ActorWorker(ActorRolloutRefWorker):
             torch.distributed.init_process_group(
                 get_nccl_backend(), rank=self.rank, world_size=self.world_size
             )
-            import recipe.cpu.engine  # noqa: F401 (registers the engine)
+            importlib.import_module("recipe.cpu.engine")  # registers itself
         super().init_model()
         self.model_config = self.rollout.model_config
         # Each rank draws its own samples; verl's checkpoint keeps this generator's state.

@@ -7,7 +7,6 @@ killed while it saves continues from the checkpoint before.
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -49,7 +48,7 @@ class Checkpoints:
         """Make the checkpoint of ``step`` the latest, and remove those that are not kept."""
         temporary = self.root / f"{_TRACKER}.tmp"
         temporary.write_text(str(step))
-        os.replace(temporary, self.root / _TRACKER)
+        temporary.replace(self.root / _TRACKER)
         steps = sorted(int(path.name.removeprefix(_PREFIX)) for path in self._folders())
         complete = [other for other in steps if other <= step]
         stale = [other for other in steps if other > step]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +17,9 @@ from omegaconf import DictConfig, OmegaConf
 _RAY_PATH = 70
 _SOCKET_PATH = 107
 _WHERE = "ray_folder"
+
+# The folder that holds the package recipe: it is not installed.
+_SOURCE = Path(__file__).parents[2]
 
 # Workers import verl by themselves, so they need what prepare_environment() set.
 _INHERITED = ("VERL_USE_EXTERNAL_MODULES", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE")
@@ -39,14 +41,17 @@ def prepare_environment() -> None:
 
 
 @contextmanager
-def ray_cluster(config: DictConfig, output: Path) -> Iterator[None]:
+def ray_cluster(config: DictConfig, output: Path) -> Generator[None]:
     """Run Ray with the settings of ``ray_kwargs.ray_init`` for the length of the block."""
     folder = _ray_folder(output)
     settings = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     assert isinstance(settings, dict)
     runtime = settings.pop("runtime_env", None) or {}
     variables = {name: os.environ[name] for name in _INHERITED if name in os.environ}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    paths = [str(_SOURCE), os.environ.get("PYTHONPATH")]
+    # verl keeps lock files of checkpoints in the folder for temporary files, for good.
+    variables["TMPDIR"] = str(folder)
+    variables["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     try:
         ray.init(
             address="local",

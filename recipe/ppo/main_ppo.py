@@ -63,12 +63,12 @@ def _check(config: DictConfig) -> Any:
         ConfigError, ValueError: a setting is unknown or out of range.
     """
     import msgspec
-    from tq_redis.config import load_config
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
     from recipe.tasks import spell_backward
     from recipe.tasks.warm_start import WarmStartSettings
+    from tq_redis.config import load_config
 
     load_config(config.tq_redis)
     if config.task.name != spell_backward.NAME:
@@ -84,8 +84,9 @@ def _check(config: DictConfig) -> Any:
 
 
 def _train(config: DictConfig, settings: Any, output: Path, records: Any) -> None:
-    import tq_redis as tq
+    import ray
 
+    import tq_redis as tq
     from recipe.ppo.cluster import ray_cluster
     from recipe.ppo.ray_trainer import RayPPOTrainer
     from recipe.tasks.spell_backward import make_splits, write_parquet
@@ -94,6 +95,7 @@ def _train(config: DictConfig, settings: Any, output: Path, records: Any) -> Non
     with ray_cluster(config, output):
         try:
             tq.init(config.tq_redis)
+            _announce(ray.get_runtime_context().gcs_address)
             splits = make_splits()
             for files, split in (
                 (config.data.train_files, "train"),
@@ -103,11 +105,22 @@ def _train(config: DictConfig, settings: Any, output: Path, records: Any) -> Non
                 write_parquet(getattr(splits, split), split, Path(files))
             model = warm_start(settings, splits, Path(config.task.cache_dir))
             config.actor_rollout_ref.model.path = str(model)
-            trainer = RayPPOTrainer(config, tq.get_client(), records, announce=lambda _: None)
+            trainer = RayPPOTrainer(config, tq.get_client(), records)
             trainer.start_workers()
             trainer.fit()
         finally:
             tq.close()
+
+
+def _announce(ray_address: str) -> None:
+    """Say how to look into the running job."""
+    import tq_redis as tq
+
+    print(
+        f"watch step 1 (the number in the key is the step's):\n  {tq.progress_command('train_1')}\n"
+        f"attach from Python: RAY_ADDRESS={ray_address}",
+        flush=True,
+    )
 
 
 def _report(records: Any, output: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +70,18 @@ def read_prompts(
 
 def repeat(columns: Columns, uids: Sequence[str], times: int) -> Columns:
     """Each row ``times`` times in a row, with the uid of its prompt as a column."""
-    repeated = {name: [value for value in values for _ in range(times)] for name, values in
-                columns.items()}
+    repeated = {
+        name: [value for value in values for _ in range(times)] for name, values in columns.items()
+    }
     return {**repeated, "uid": [uid for uid in uids for _ in range(times)]}
 
 
 def _load(files: str, config: DictConfig, tokenizer: Any, cache: Path, limit: int) -> Any:
     # The library takes its cache from the user's home unless told before the first use.
     datasets.config.HF_DATASETS_CACHE = cache
-    return create_rl_dataset([files], config, tokenizer, None, max_samples=limit)
+    datasets.disable_progress_bars()
+    with redirect_stdout(StringIO()):  # verl prints what it does
+        return create_rl_dataset([files], config, tokenizer, None, max_samples=limit)
 
 
 def _columns(batch: Mapping[str, Any]) -> Columns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from recipe.ppo.prompts import Columns, TrainingPrompts, read_prompts, repeat
 from recipe.ppo.records import Metrics, Records
 from recipe.ppo.sample_worker import SampleWorker
 from recipe.ppo.step import Step
+from tq_redis import Client
 
 _DATALOADER = "data.pt"
 
@@ -33,20 +33,12 @@ class RayPPOTrainer:
         config: the whole configuration, resolved; ``actor_rollout_ref.model.path`` is set.
         client: of the queue.
         records: where the metrics go.
-        announce: called with the partition of each step before it starts.
     """
 
-    def __init__(
-        self,
-        config: DictConfig,
-        client: Any,
-        records: Records,
-        announce: Callable[[str], None],
-    ) -> None:
+    def __init__(self, config: DictConfig, client: Client, records: Records) -> None:
         self.config = config
         self.client = client
         self.records = records
-        self.announce = announce
         self.step = 0
         self.total_steps: int = config.trainer.total_training_steps
         self.uses_reference: bool = need_reference_policy(config)
@@ -57,9 +49,7 @@ class RayPPOTrainer:
         cache = Path(config.task.cache_dir)
         data = config.data
         self.prompts = TrainingPrompts(data, tokenizer, cache)
-        self.validation = read_prompts(
-            data.val_files, data, tokenizer, cache, data.val_max_samples
-        )
+        self.validation = read_prompts(data.val_files, data, tokenizer, cache, data.val_max_samples)
         self.test = read_prompts(data.test_files, data, tokenizer, cache, data.test_max_samples)
 
     def start_workers(self) -> None:
@@ -67,13 +57,13 @@ class RayPPOTrainer:
         config = self.config
         role = "actor_rollout_ref" if self.uses_reference else "actor_rollout"
         on_device = config.trainer.device != "cpu"
-        self.actor = _worker_group(
+        self.actor: Any = _worker_group(
             RayClassWithInitArgs(ray.remote(ActorWorker), config.actor_rollout_ref, role),
             [config.trainer.n_gpus_per_node] * config.trainer.nnodes,
             on_device,
             config.trainer.device,
         )
-        self.samples = _worker_group(
+        self.samples: Any = _worker_group(
             RayClassWithInitArgs(
                 ray.remote(SampleWorker), config, config.actor_rollout_ref.model.path
             ),
@@ -85,7 +75,6 @@ class RayPPOTrainer:
 
     def fit(self) -> None:
         """Train from the last checkpoint to the last step, evaluating as configured."""
-        self._drop_leftovers()
         self._resume()
         with tqdm(total=self.total_steps, initial=self.step, desc="GRPO", unit="step") as bar:
             if self.step == 0:
@@ -139,9 +128,7 @@ class RayPPOTrainer:
         }
 
     def _step(self, kind: str) -> Step:
-        step = Step(self.client, f"{kind}_{self.step}")
-        self.announce(step.partition)
-        return step
+        return Step(self.client, f"{kind}_{self.step}")
 
     def _after(self, metrics: Metrics, bar: Any) -> None:
         """Evaluate, record and save, where this step is one that does."""
@@ -180,12 +167,6 @@ class RayPPOTrainer:
             tqdm.write(f"resumed after step {self.step} from {folder}")
         self.records.rewind(self.step if self.step else -1)
         self._update_rollout()
-
-    def _drop_leftovers(self) -> None:
-        """Clear what a run of the same namespace left when it was killed."""
-        for partition in self.client.get_partition_list():
-            if partition.partition("_")[0] in ("train", "validation", "test"):
-                self.client.clear_partition(partition)
 
 
 def _worker_group(

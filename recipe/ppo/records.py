@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -38,7 +37,7 @@ class Records:
         temporary = self.path.with_suffix(".tmp")
         self.path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text("".join(f"{json.dumps(record)}\n" for record in kept))
-        os.replace(temporary, self.path)
+        temporary.replace(self.path)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Append the record of a step."""

@@ -7,7 +7,6 @@ from typing import Any
 import numpy
 import torch
 from omegaconf import DictConfig
-from tq_redis.bridge import meta_dispatch, tqbridge
 from verl import DataProto
 from verl.single_controller.base import Worker
 from verl.single_controller.base.decorator import register
@@ -16,6 +15,7 @@ from verl.trainer.ppo.reward import get_custom_reward_fn
 from verl.utils import hf_tokenizer
 
 from recipe.tasks.prompts import decode_responses
+from tq_redis.bridge import meta_dispatch, tqbridge
 
 
 class SampleWorker(Worker):
@@ -29,7 +29,7 @@ class SampleWorker(Worker):
         self.config = config
         self.tokenizer = hf_tokenizer(model_path)
         self.compute_score: Any = get_custom_reward_fn(config)
-        self.kl_in_reward = core_algos.get_kl_controller(config.algorithm.kl_ctrl)
+        self.kl_in_reward: Any = core_algos.get_kl_controller(config.algorithm.kl_ctrl)
         self._register_dispatch_collect_info("sample", dp_rank=0, is_collect=True)
 
     @register(dispatch_mode=meta_dispatch("sample"))

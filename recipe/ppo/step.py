@@ -5,17 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
-from tq_redis.metadata import BatchMeta
 from verl.utils.metric import reduce_metrics
 
-
-class Task(Protocol):
-    """A worker method that tqbridge has told which columns it reads."""
-
-    __name__: str
-    reads: tuple[str, ...]
+from tq_redis import BatchMeta, Client
 
 
 class Step:
@@ -32,7 +26,7 @@ class Step:
         metrics: means over the workers, and ``timing_s/<task>`` in seconds.
     """
 
-    def __init__(self, client: Any, partition: str) -> None:
+    def __init__(self, client: Client, partition: str) -> None:
         self._client = client
         self.partition = partition
         self.size = 0
@@ -60,12 +54,12 @@ class Step:
         )
         self.size += len(group_ids)
 
-    def run(self, name: str, method: Task, workers: Any, **info: Any) -> None:
+    def run(self, name: str, method: Any, workers: Any, **info: Any) -> None:
         """Let the workers take all samples of the step and do one task on them.
 
         Args:
             name: of the task, in the queue and in the metrics.
-            method: of the worker class; says which columns are read.
+            method: of the worker class, decorated with tqbridge: says which columns it reads.
             workers: the worker group that runs it.
             info: reaches the method as ``meta_info``.
         """

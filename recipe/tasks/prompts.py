@@ -10,7 +10,9 @@ import torch
 Chat = Sequence[dict[str, str]]
 
 
-def encode_chats(tokenizer: Any, chats: Sequence[Chat], width: int) -> tuple[torch.Tensor, ...]:
+def encode_chats(
+    tokenizer: Any, chats: Sequence[Chat], width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Token ids that ask each chat, padded on the left to ``width``.
 
     Returns:
@@ -22,9 +24,7 @@ def encode_chats(tokenizer: Any, chats: Sequence[Chat], width: int) -> tuple[tor
     ids = torch.full((len(chats), width), tokenizer.pad_token_id, dtype=torch.int64)
     mask = torch.zeros((len(chats), width), dtype=torch.int64)
     for row, chat in enumerate(chats):
-        text = tokenizer.apply_chat_template(
-            list(chat), add_generation_prompt=True, tokenize=False
-        )
+        text = tokenizer.apply_chat_template(list(chat), add_generation_prompt=True, tokenize=False)
         tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
         if len(tokens) > width:
             raise ValueError(f"A prompt has {len(tokens)} tokens, the limit is {width}: {text!r}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 from tokenizers import pre_tokenizers
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
@@ -45,6 +47,11 @@ def byte_tokenizer() -> Qwen2Tokenizer:
 
 def random_model(settings: ModelSettings, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
     """A model with random float32 weights from torch's global generator."""
+    special: dict[str, Any] = {
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     config = Qwen2Config(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden,
@@ -54,9 +61,6 @@ def random_model(settings: ModelSettings, tokenizer: Qwen2Tokenizer) -> Qwen2For
         num_key_value_heads=settings.heads,
         max_position_embeddings=_MAX_TOKENS,
         tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        attn_implementation="sdpa",
+        **special,
     )
     return Qwen2ForCausalLM(config)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -94,7 +93,7 @@ def warm_start(
         model.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
         (unfinished / _REPORT).write_bytes(msgspec.json.encode(report))
-        os.replace(unfinished, folder)
+        unfinished.replace(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return folder
@@ -120,7 +119,7 @@ def _train(
         model.parameters(), lr=settings.learning_rate, weight_decay=0.01, betas=(0.9, 0.99)
     )
     order = torch.Generator().manual_seed(settings.seed)
-    accuracy = None
+    step, accuracy = 0, None
     for step in range(1, settings.max_steps + 1):
         rows = torch.randint(len(ids), (settings.batch_size,), generator=order)
         optimizer.param_groups[0]["lr"] = settings.learning_rate * min(

@@ -20,7 +20,8 @@ from tq_redis.client.columns import (
     to_tensordict,
 )
 from tq_redis.config import Config
-from tq_redis.control.plane import CELLS_PER_CALL, BlockEntry, ControlPlane, NotEnough, Run, Write
+from tq_redis.control.plane import CELLS_PER_CALL, ControlPlane
+from tq_redis.control.records import BlockEntry, NotEnough, Run, Write
 from tq_redis.data.base import Column, DataPlane
 from tq_redis.data.codec import describe
 from tq_redis.deadline import Deadline

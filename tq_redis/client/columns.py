@@ -118,12 +118,7 @@ def _column(name: str, value: Any) -> Column:
             raise InputError(f"Field {name!r} has no batch dimension", fields=[name])
         return value
     if isinstance(value, NonTensorData | NonTensorStack):
-        if not value.batch_size:
-            raise InputError(
-                f"Field {name!r} holds one value for the whole batch; give one per row "
-                f"(a list), or put it in extra_info",
-                fields=[name],
-            )
+        # TensorDict keeps equal values once; tolist() gives one per row again.
         return cast("list[Any]", value.tolist())
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", value)

@@ -10,7 +10,8 @@ from tensordict.base import TensorDictBase
 
 from tq_redis.client.aio import AsyncClient
 from tq_redis.client.columns import DataParser, Fields, row_count, single_row, to_columns
-from tq_redis.control.plane import ROWS_PER_PAGE, Rows, Write
+from tq_redis.control.plane import ROWS_PER_PAGE
+from tq_redis.control.records import Rows, Write
 from tq_redis.data.base import Column
 from tq_redis.deadline import Deadline
 from tq_redis.errors import InputError, KeyNotFoundError, PartitionNotFoundError, shorten
@@ -206,8 +207,9 @@ class AsyncKVClient(AsyncClient):
         names = _check_keys([keys] if isinstance(keys, str) else keys)
         deadline = self._deadline(timeout)
         if create:
-            for first in range(0, len(names), ROWS_PER_PAGE):
-                part = names[first : first + ROWS_PER_PAGE]
+            distinct = list(dict.fromkeys(names))
+            for first in range(0, len(distinct), ROWS_PER_PAGE):
+                part = distinct[first : first + ROWS_PER_PAGE]
                 await self.control.produce(partition_id, Write(len(part), keys=part), deadline)
         rows = await self._rows_of(names, partition_id, deadline)
         common = rows.common_fields()

@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
 from tq_redis.control.connection import RedisConnection
 from tq_redis.control.keys import Keys
+from tq_redis.control.packing import arguments
+from tq_redis.control.replies import SwapOwnerReply, decode
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError
 
@@ -23,15 +26,28 @@ RENEW_S = 10.0
 
 
 class OwnerRecord(msgspec.Struct, frozen=True):
-    """The process that owns a namespace."""
+    """The process that owns a namespace.
+
+    Attributes:
+        host: its machine.
+        pid: its number there.
+        started: when it started, since a pid alone may be given out again.
+        space: the space of pids that it lives in; containers of one host may have several.
+    """
 
     host: str
     pid: int
     started: str
+    space: str
+
+    @classmethod
+    def of(cls, pid: int) -> OwnerRecord:
+        """A process of this machine."""
+        return cls(socket.gethostname(), pid, _start_time(pid), _pid_space())
 
     def is_dead(self) -> bool:
-        """Whether this process ran on this machine and is gone."""
-        if self.host != socket.gethostname():
+        """Whether the process ran where this one can see it, and is gone."""
+        if (self.host, self.space) != (socket.gethostname(), _pid_space()):
             return False
         return _start_time(self.pid) != self.started
 
@@ -49,50 +65,54 @@ class Ownership:
         Raises:
             ConfigError: another process owns the namespace and is alive, as far as can be told.
         """
-        mine = _encode(os.getpid())
-        while not await self._set_if_absent(mine, deadline):
-            held = await self.connection.command("GET", self.keys.owner, deadline=deadline)
-            if held is None or held == mine:
-                continue
+        seen = ""
+        while held := await self._swap(seen, _mine(), deadline):
             owner = msgspec.json.decode(held, type=OwnerRecord)
             if not owner.is_dead():
                 raise ConfigError(
-                    f"Namespace {self.keys.namespace!r} on {self.connection.url} is in use by process "
-                    f"{owner.pid} on {owner.host}. Choose another redis.namespace; if that process is "
-                    f"dead, its claim expires {LIFETIME_S} s after its death."
+                    f"Namespace {self.keys.namespace!r} on {self.connection.url} is in use by "
+                    f"process {owner.pid} on {owner.host}. Choose another redis.namespace; if "
+                    f"that process is dead, its claim expires {LIFETIME_S} s after its death."
                 )
-            await self.connection.command("DEL", self.keys.owner, deadline=deadline)
+            seen = held
 
     async def renew(self, deadline: Deadline) -> None:
-        """Keep the claim for another while."""
-        await self.connection.command(
-            "SET", self.keys.owner, _encode(os.getpid()), "EX", LIFETIME_S, deadline=deadline
-        )
+        """Keep the claim for another while.
+
+        Raises:
+            ConfigError: this process was late, and another one owns the namespace now.
+        """
+        await self.take(deadline)
 
     async def give_up(self, deadline: Deadline) -> None:
-        """Leave the namespace to the next owner."""
-        await self.connection.command("DEL", self.keys.owner, deadline=deadline)
+        """Leave the namespace to the next owner. A claim of another process stays."""
+        await self._swap(_mine(), "", deadline)
 
-    async def _set_if_absent(self, value: bytes, deadline: Deadline) -> bool:
-        # Safe to send twice: the second time it finds our own name.
-        done = await self.connection.command(
-            "SET", self.keys.owner, value, "NX", "EX", LIFETIME_S, deadline=deadline
+    async def _swap(self, seen: str, owner: str, deadline: Deadline) -> str:
+        """Put ``owner`` in place of ``seen``; returns what else was there, or an empty string."""
+        values = {"seen": seen, "owner": owner, "lifetime": LIFETIME_S}
+        reply = await self.connection.run(
+            "swap_owner", self.keys.owner, arguments(values), deadline
         )
-        if done:
-            return True
-        return await self.connection.command("GET", self.keys.owner, deadline=deadline) == value
+        return decode(reply, SwapOwnerReply).owner
 
 
-def _encode(pid: int) -> bytes:
-    return msgspec.json.encode(OwnerRecord(socket.gethostname(), pid, _start_time(pid)))
+def _mine() -> str:
+    return msgspec.json.encode(OwnerRecord.of(os.getpid())).decode()
 
 
 def _start_time(pid: int) -> str:
-    """When a process started; empty where there is none. A pid alone may be given out again."""
+    """When a process started; empty where there is none, or the system does not tell."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8") as stat:
-            fields = stat.read().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
     # A zombie holds its pid, but does nothing any more.
     return "" if fields[0] == "Z" else fields[19]
+
+
+def _pid_space() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""

@@ -1,9 +1,8 @@
-"""Sample ids as ``[start, count, start, count, ...]``: short on the wire, since ids are given out
-in order."""
+"""Sample ids as ``[start, count, ...]``: short on the wire, since ids are given out in order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 
 def to_ranges(ids: Iterable[int]) -> list[int]:
@@ -22,10 +21,6 @@ def to_ranges(ids: Iterable[int]) -> list[int]:
 def from_ranges(ranges: Sequence[int]) -> list[int]:
     """Inverse of :func:`to_ranges`."""
     ids: list[int] = []
-    for start, count in _pairs(ranges):
+    for start, count in zip(ranges[::2], ranges[1::2], strict=True):
         ids.extend(range(start, start + count))
     return ids
-
-
-def _pairs(ranges: Sequence[int]) -> Iterator[tuple[int, int]]:
-    return zip(ranges[::2], ranges[1::2], strict=True)

@@ -47,12 +47,21 @@ class DescribeReply(Reply, frozen=True):
     tags: list[tuple[str, list[str]]] = []
     fields: list[tuple[str, str, str]] = []
     consumed: str = ""
+    more: bool = False
 
 
-class ClearReply(Reply, frozen=True):
+class ClearSamplesReply(Reply, frozen=True):
     freed: list[str] = []
     cleared: int = 0
+    done: int = 0
+
+
+class ClearPartitionReply(Reply, frozen=True):
     trash: list[str] = []
+
+
+class SwapOwnerReply(Reply, frozen=True):
+    owner: str = ""
 
 
 AnyReply = TypeVar("AnyReply", bound=Reply)

@@ -9,13 +9,24 @@ from importlib.resources import files
 from typing import Literal
 
 Verb = Literal[
-    "produce", "claim", "locate", "describe", "set_tags", "clear_samples", "clear_partition"
+    "produce",
+    "claim",
+    "locate",
+    "describe",
+    "set_tags",
+    "clear_samples",
+    "clear_partition",
+    "swap_owner",
 ]
+
+
+# Put in front of every verb, in this order: each uses what stands before it.
+LIBRARY = ("prelude", "cells", "ready", "lifetime")
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A verb's source, prelude included, and its SHA-1 as ``EVALSHA`` wants it."""
+    """A verb's source, library included, and its SHA-1 as ``EVALSHA`` wants it."""
 
     name: str
     source: str
@@ -26,6 +37,7 @@ class Script:
 def load_script(verb: Verb) -> Script:
     """The script of a verb."""
     folder = files("tq_redis.control") / "lua"
-    source = "\n".join((folder / f"{name}.lua").read_text() for name in ("prelude", verb))
+    parts = [folder / "lib" / f"{name}.lua" for name in LIBRARY] + [folder / f"{verb}.lua"]
+    source = "\n".join(part.read_text(encoding="utf-8") for part in parts)
     # SHA-1 is Redis's name for a script, not a safeguard.
     return Script(verb, source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())

@@ -78,10 +78,10 @@ class StoredBlock:
         """
         if field not in self._fields:
             raise InputError(f"Block {span.handle} holds no field {field!r}", fields=(field,))
-        if int((span.firsts + span.counts).max()) > self.rows or int(span.firsts.min()) < 0:
+        if span.high > self.rows or span.low < 0:
             raise InputError(f"Block {span.handle} has only {self.rows} rows", fields=(field,))
         schema, buffers = self._fields[field]
-        return Source(schema, self.rows, buffers, span.firsts, span.counts)
+        return Source(schema, self.rows, buffers, span)
 
 
 def describe(column: Column) -> FieldSchema:

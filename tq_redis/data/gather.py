@@ -19,7 +19,7 @@ from tq_redis.data.nested import (
     offsets_of,
     strided_of_rows,
 )
-from tq_redis.data.spans import copy_rows, expand
+from tq_redis.data.spans import Span, copy_rows, expand
 from tq_redis.data.tensors import Bytes, item_bytes, to_tensor
 from tq_redis.data.values import ValueDecoder
 from tq_redis.metadata.schema import FieldSchema
@@ -29,20 +29,29 @@ Buffer = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Wanted runs of rows of one field inside one block.
+    """Wanted rows of one field inside one block.
 
     Attributes:
         schema: the field as this block holds it.
         rows: number of rows of the block.
         buffers: the field's buffers (see columns.py).
-        firsts, counts: int64[R], the runs.
+        span: the wanted rows.
     """
 
     schema: FieldSchema
     rows: int
     buffers: Sequence[Buffer]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Runs of ``data`` (rows, bytes a row) to copy, ``rows`` in all."""
+
+    data: Bytes
     firsts: Int64s
     counts: Int64s
+    rows: int
 
 
 class Gatherer:
@@ -72,9 +81,14 @@ class Gatherer:
 
     def _dense(self, schema: FieldSchema, sources: list[Source]) -> torch.Tensor:
         row_bytes = prod(schema.shape) * item_bytes(schema.dtype)
-        total = sum(int(source.counts.sum()) for source in sources)
+        total = sum(source.span.rows for source in sources)
         parts = [
-            (source.buffers[0].reshape(source.rows, row_bytes), source.firsts, source.counts)
+            _Part(
+                source.buffers[0].reshape(source.rows, row_bytes),
+                source.span.firsts,
+                source.span.counts,
+                source.span.rows,
+            )
             for source in sources
         ]
         data = self._joined(parts, total, row_bytes)
@@ -84,16 +98,18 @@ class Gatherer:
         ragged = schema.shape.index(-1) + 1
         inner = tuple(size for size in schema.shape if size != -1)
         row_bytes = prod(inner) * item_bytes(schema.dtype)
-        parts: list[tuple[Bytes, Int64s, Int64s]] = []
+        parts: list[_Part] = []
         lengths: list[Int64s] = []
         for source in sources:
-            ends = np.concatenate([[0], np.cumsum(source.buffers[0])])
-            starts = ends[source.firsts]
+            firsts, counts = source.span.firsts, source.span.counts
+            ends = np.zeros(source.rows + 1, np.int64)
+            np.cumsum(source.buffers[0], out=ends[1:])
+            sizes = ends[firsts + counts] - ends[firsts]
             data = source.buffers[1].reshape(int(ends[-1]), row_bytes)
-            parts.append((data, starts, ends[source.firsts + source.counts] - starts))
-            lengths.append(source.buffers[0][expand(source.firsts, source.counts)])
+            parts.append(_Part(data, ends[firsts], sizes, int(sizes.sum())))
+            lengths.append(source.buffers[0][expand(firsts, counts)])
         all_lengths = np.concatenate(lengths)
-        total = int(all_lengths.sum())
+        total = sum(part.rows for part in parts)
         values = to_tensor(self._joined(parts, total, row_bytes), schema.dtype, (total, *inner))
         offsets = self._shared_offsets(all_lengths)
         return jagged_of_values(values, all_lengths, offsets, ragged)
@@ -102,23 +118,20 @@ class Gatherer:
         """Fields with equal lengths share one offsets tensor: torch then allows a * b."""
         return self._offsets.setdefault(lengths.tobytes(), offsets_of(lengths))
 
-    def _joined(
-        self, parts: list[tuple[Bytes, Int64s, Int64s]], total: int, row_bytes: int
-    ) -> Bytes:
-        if not self._copy and len(parts) == 1 and len(parts[0][1]) == 1:
-            data, firsts, counts = parts[0]
-            return data[firsts[0] : firsts[0] + counts[0]]
+    def _joined(self, parts: list[_Part], total: int, row_bytes: int) -> Bytes:
+        if not self._copy and len(parts) == 1 and len(parts[0].firsts) == 1:
+            first = parts[0].firsts[0]
+            return parts[0].data[first : first + total]
         out = np.empty((total, row_bytes), np.uint8)
         at = 0
-        for data, firsts, counts in parts:
-            size = int(counts.sum())
-            copy_rows(out[at : at + size], data, firsts, counts)
-            at += size
+        for part in parts:
+            copy_rows(out[at : at + part.rows], part.data, part.firsts, part.counts)
+            at += part.rows
         return out
 
     def _rows(self, source: Source) -> list[Any]:
         """The wanted rows one by one; tensors are views of the block."""
-        wanted = expand(source.firsts, source.counts).tolist()
+        wanted = expand(source.span.firsts, source.span.counts).tolist()
         if source.schema.kind == "object":
             return [self._value(source.buffers, row) for row in wanted]
         shapes = _row_shapes(source)

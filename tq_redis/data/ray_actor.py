@@ -2,7 +2,8 @@
 
 An object in Ray's store dies with the process that put it. The store holds a zero-copy view of
 every block that producers on its node put: the view keeps the memory, also after the producer's
-death. It then puts the block again, as its own, for readers that ask (``adopt``).
+death. It then puts the block again, as its own, for readers that ask (``adopt``). Small blocks
+come and go inside the calls instead, and are the store's own from the start.
 
 The views pin their blocks, so Ray cannot spill them; the store therefore counts bytes and makes
 producers wait before the node's object store is full.
@@ -28,9 +29,9 @@ _FILL = 0.8
 
 @dataclass(slots=True)
 class _Held:
-    """A block: the view keeps the bytes, the reference lets readers find them."""
+    """A block: the view keeps the bytes, the reference (none if small) lets readers find them."""
 
-    ref: Any
+    ref: Any | None
     view: Any
     nbytes: int
     partition: str
@@ -72,12 +73,12 @@ class Store:
         return self._bytes, self._capacity
 
     async def hold(
-        self, partition: str, blocks: Sequence[tuple[str, int, list[Any]]], wait_s: float
+        self, partition: str, blocks: Sequence[tuple[str, int, Any, Any]], wait_s: float
     ) -> bool:
         """Keep blocks, all or none. Safe to repeat.
 
         Args:
-            blocks: (name, bytes, [reference]); Ray would resolve a bare reference.
+            blocks: (name, bytes, reference or None, block if there is no reference).
             wait_s: how long to wait for space, in seconds.
 
         Returns:
@@ -89,13 +90,16 @@ class Store:
         if nbytes > self._capacity or not await self._reserve(nbytes, wait_s):
             return False
         try:
-            views = await asyncio.gather(*(refs[0] for _, _, refs in blocks))
+            views = await asyncio.gather(*(_view(ref, block) for _, _, ref, block in blocks))
         except BaseException:
             await self._give_back(nbytes)
             raise
         now = time.monotonic()
-        for (name, size, refs), view in zip(blocks, views, strict=True):
-            self._blocks[name] = _Held(refs[0], view, size, partition, now)
+        twice = 0
+        for (name, size, ref, _), view in zip(blocks, views, strict=True):
+            twice += size if name in self._blocks else 0
+            self._blocks[name] = _Held(ref, view, size, partition, now)
+        await self._give_back(twice)
         return True
 
     async def _reserve(self, nbytes: int, wait_s: float) -> bool:
@@ -114,10 +118,10 @@ class Store:
             self._changed.notify_all()
 
     async def find(self, names: Sequence[str]) -> list[Any]:
-        """References of blocks; None for those that are not here."""
+        """References of blocks, small blocks themselves, None for those that are not here."""
         self._last_call = time.monotonic()
         held = [self._blocks.get(name) for name in names]
-        return [block and block.ref for block in held]
+        return [block and (block.ref or block.view) for block in held]
 
     async def adopt(self, names: Sequence[str]) -> list[Any]:
         """Like ``find``, after putting the blocks again so that this actor owns them."""
@@ -125,9 +129,9 @@ class Store:
         async with self._adopting:
             for name in names:
                 block = self._blocks.get(name)
-                if block is not None and not block.adopted:
+                if block is not None and block.ref is not None and not block.adopted:
                     block.ref = await asyncio.to_thread(ray.put, block.view)
-                    block.view = await block.ref
+                    block.view = await _view(block.ref, None)
                     block.adopted = True
         return await self.find(names)
 
@@ -153,6 +157,10 @@ class Store:
         for name in names:
             if name in self._blocks:
                 self._blocks[name].confirmed = True
+
+
+async def _view(ref: Any | None, block: Any) -> Any:
+    return block if ref is None else await ref
 
 
 def _object_store_bytes() -> float:

@@ -5,7 +5,7 @@ actor of that node takes a view of it. A reader asks that actor for references, 
 (zero-copy on the same node, pulled once to another one) and copies the rows that it wants. When
 the producer has died, Ray refuses its references; the reader then asks the store to put the block
 again under its own name. The block is freed when the store has dropped it and the last view that
-a reader holds is gone.
+a reader holds is gone. Small blocks skip the object store: they travel inside the actor's calls.
 
 References travel only inside Ray calls: one that is pickled anywhere else is never freed.
 """
@@ -46,9 +46,16 @@ ray: Any = untyped_ray  # its own types are partial
 ray.cloudpickle.register_pickle_by_value(ray_actor)
 
 RAY_NAMESPACE = "tq_redis"
+SMALL_BYTES = 64 << 10
+"""Bytes that one put may send inside its call; Ray puts arguments over 100 KiB by itself."""
+
 _RETRY_S = 0.05
 _MINE = 0.9
 """Share of the remaining time that a store may wait, so that its answer still arrives."""
+
+
+_Entry = tuple[str, int, Any, Any]
+"""Name, bytes, reference or None, block if there is no reference: what a store holds."""
 
 
 class _StoreGoneError(Exception):
@@ -73,31 +80,35 @@ class RayDataPlane(DataPlane):
     async def put(
         self, partition: str, columns: Mapping[str, Column], deadline: Deadline
     ) -> list[WrittenBlock]:
-        held = await _in_thread(deadline, self._put_blocks, columns)
-        written = [
-            WrittenBlock(
-                f"{self._node}/{name}", block.fields, block.first_row, block.rows, block.nbytes
-            )
-            for name, block, _ in held
-        ]
-        entries = [(name, block.nbytes, [ref]) for name, block, ref in held]
+        ready = await _in_thread(deadline, self._put_blocks, columns)
+        entries = [entry for _, entry in ready]
         fits = await self._ask(
             self._node,
             lambda store: store.hold.remote(partition, entries, deadline.remaining * _MINE),
             deadline,
             create=True,
         )
+        written = [self._written(block, name) for block, (name, *_) in ready]
         if not fits:
             await self._raise_full(sum(block.nbytes for block in written), partition, deadline)
         return written
 
-    def _put_blocks(self, columns: Mapping[str, Column]) -> list[tuple[str, EncodedBlock, Any]]:
+    def _put_blocks(self, columns: Mapping[str, Column]) -> list[tuple[EncodedBlock, _Entry]]:
         data = self._config.data
-        encoded = encode(columns, block_bytes=data.block_bytes, allow_pickle=data.pickle)
-        return [
-            (secrets.token_hex(8), block, ray.put((block.header, block.buffers)))
-            for block in encoded
-        ]
+        room = SMALL_BYTES
+        ready: list[tuple[EncodedBlock, _Entry]] = []
+        for block in encode(columns, block_bytes=data.block_bytes, allow_pickle=data.pickle):
+            name, content = secrets.token_hex(8), (block.header, block.buffers)
+            if block.nbytes <= room:
+                room -= block.nbytes
+                ready.append((block, (name, block.nbytes, None, content)))
+            else:
+                ready.append((block, (name, block.nbytes, ray.put(content), None)))
+        return ready
+
+    def _written(self, block: EncodedBlock, name: str) -> WrittenBlock:
+        handle = f"{self._node}/{name}"
+        return WrittenBlock(handle, block.fields, block.first_row, block.rows, block.nbytes)
 
     async def _raise_full(self, nbytes: int, partition: str, deadline: Deadline) -> None:
         used, capacity = await self._ask(self._node, lambda store: store.usage.remote(), deadline)
@@ -229,13 +240,13 @@ class RayDataPlane(DataPlane):
                 if not known:
                     self._stores[node] = await _in_thread(deadline, self._store, node, create)
                 return await _answer(call(self._stores[node]), deadline)
-            except ActorUnavailableError:
-                await _pause(node, deadline)
-            except RayActorError:
+            except ActorUnavailableError as error:
+                await _pause(node, deadline, error)
+            except RayActorError as error:
                 # A handle that was known may be of an earlier store; look again.
                 self._stores.pop(node, None)
                 if create:
-                    await _pause(node, deadline)
+                    await _pause(node, deadline, error)
                 elif not known:
                     raise _StoreGoneError from None
 
@@ -316,17 +327,31 @@ def _by_node(handles: Iterable[str]) -> dict[str, list[str]]:
     return nodes
 
 
-async def _arrived(refs: Mapping[str, Any], timeout: float) -> dict[str, StoredBlock]:
-    """The blocks that arrive in time; the others are left out."""
-    futures = {handle: asyncio.wrap_future(ref.future()) for handle, ref in refs.items()}
-    _, late = await asyncio.wait(futures.values(), timeout=timeout)
-    for future in late:
-        future.cancel()
-    return {
-        handle: StoredBlock(*future.result())
-        for handle, future in futures.items()
-        if future not in late and not isinstance(future.exception(), ObjectLostError)
+async def _arrived(found: Mapping[str, Any], wait_s: float) -> dict[str, StoredBlock]:
+    """The blocks that a store sent or that arrive in time; the others are left out."""
+    futures: dict[str, asyncio.Future[Any]] = {
+        handle: asyncio.wrap_future(ref.future())
+        for handle, ref in found.items()
+        if isinstance(ref, ray.ObjectRef)
     }
+    if futures:
+        _, late = await asyncio.wait(futures.values(), timeout=wait_s)
+        for future in late:
+            future.cancel()
+    blocks: dict[str, StoredBlock] = {}
+    for handle, block in found.items():
+        if handle not in futures:
+            blocks[handle] = StoredBlock(*block)
+        elif not _is_lost(futures[handle]):
+            blocks[handle] = StoredBlock(*futures[handle].result())
+    return blocks
+
+
+def _is_lost(future: asyncio.Future[Any]) -> bool:
+    """Whether the block is late, or Ray says that it is lost."""
+    return (
+        not future.done() or future.cancelled() or isinstance(future.exception(), ObjectLostError)
+    )
 
 
 async def _answer(ref: Any, deadline: Deadline) -> Any:
@@ -350,9 +375,9 @@ async def _in_thread(deadline: Deadline, call: Callable[..., Any], *args: Any) -
         ) from error
 
 
-async def _pause(node: str, deadline: Deadline) -> None:
+async def _pause(node: str, deadline: Deadline, reason: Exception) -> None:
     if deadline.passed:
-        raise _late(f"The store on node {node}", deadline)
+        raise _late(f"The store on node {node}", deadline) from reason
     await asyncio.sleep(min(_RETRY_S, deadline.remaining))
 
 

@@ -27,11 +27,16 @@ class Span:
         handle: the block.
         firsts: int64[R], first row of each run inside the block.
         counts: int64[R], number of rows of each run.
+        rows: sum of ``counts``.
+        low, high: the smallest row and the one after the largest.
     """
 
     handle: str
     firsts: Int64s
     counts: Int64s
+    rows: int
+    low: int
+    high: int
 
 
 def spans_of(runs: Sequence[Run]) -> list[Span]:
@@ -40,16 +45,23 @@ def spans_of(runs: Sequence[Run]) -> list[Span]:
 
 
 def _span(handle: str, runs: list[Run]) -> Span:
-    firsts = np.array([run[1] for run in runs], np.int64)
-    counts = np.array([run[2] for run in runs], np.int64)
-    starts_new = np.ones(len(runs), bool)
-    starts_new[1:] = firsts[1:] != firsts[:-1] + counts[:-1]
-    heads = np.flatnonzero(starts_new)
-    return Span(handle, firsts[heads], np.add.reduceat(counts, heads))
+    low = min(first for _, first, _ in runs)
+    high = max(first + count for _, first, count in runs)
+    rows = sum(count for _, _, count in runs)
+    firsts = np.array([first for _, first, _ in runs], np.int64)
+    counts = np.array([count for _, _, count in runs], np.int64)
+    if len(runs) > 1:
+        begins = np.ones(len(runs), bool)
+        begins[1:] = firsts[1:] != firsts[:-1] + counts[:-1]
+        heads = np.flatnonzero(begins)
+        firsts, counts = firsts[heads], np.add.reduceat(counts, heads)
+    return Span(handle, firsts, counts, rows, low, high)
 
 
 def expand(firsts: Int64s, counts: Int64s) -> Int64s:
     """The row numbers of all runs: firsts[0], firsts[0] + 1, ..., firsts[1], ..."""
+    if len(firsts) == 1:
+        return np.arange(firsts[0], firsts[0] + counts[0], dtype=np.int64)
     ends: Int64s = np.cumsum(counts)
     return np.arange(ends[-1], dtype=np.int64) + np.repeat(firsts - (ends - counts), counts)
 

@@ -8,7 +8,7 @@ copied once. Pickle is used only for types that nothing here knows, and only whe
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
 from math import prod
 from typing import Any, cast
@@ -55,6 +55,17 @@ class ValueEncoder:
         self._allow_pickle = allow_pickle
         self._msgpack = msgspec.msgpack.Encoder()
         self._row_start = 0
+        self._writers: dict[type[Any], Callable[[Any], Any]] = {
+            int: self._int,
+            list: lambda value: [self._wrap(item) for item in value],
+            dict: self._mapping,
+            tuple: lambda value: self._items(_Kind.TUPLE, value),
+            set: lambda value: self._items(_Kind.SET, value),
+            frozenset: lambda value: self._items(_Kind.FROZENSET, value),
+            complex: lambda value: self._ext(_Kind.COMPLEX, [value.real, value.imag]),
+            bytearray: lambda value: msgspec.msgpack.Ext(_Kind.BYTEARRAY.value, value),
+            np.ndarray: self._array,
+        }
 
     def append(self, value: Any, text: bytearray) -> None:
         """Append one row's value to ``text`` (and its large buffers to ``large``).
@@ -74,22 +85,10 @@ class ValueEncoder:
         kind = cast(type[Any], type(value))
         if kind in _PLAIN:
             return value
-        if kind is int:
-            return value if -(1 << 63) <= value < 1 << 64 else self._big_int(value)
-        if kind is list:
-            return [self._wrap(item) for item in value]
-        if kind is dict:
-            return self._mapping(value)
-        if kind in _SEQUENCES:
-            return self._ext(_SEQUENCES[kind], [self._wrap(item) for item in value])
-        if kind is complex:
-            return self._ext(_Kind.COMPLEX, [value.real, value.imag])
-        if kind is bytearray:
-            return msgspec.msgpack.Ext(_Kind.BYTEARRAY.value, value)
+        if kind in self._writers:
+            return self._writers[kind](value)
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if kind is np.ndarray:
-            return self._array(value)
         if issubclass(kind, np.generic) and _survives(value.dtype):
             return self._ext(_Kind.SCALAR, [value.dtype.str, value.tobytes()])
         return self._pickled(value)
@@ -97,7 +96,12 @@ class ValueEncoder:
     def _ext(self, kind: _Kind, content: Any) -> msgspec.msgpack.Ext:
         return msgspec.msgpack.Ext(kind.value, self._msgpack.encode(content))
 
-    def _big_int(self, value: int) -> msgspec.msgpack.Ext:
+    def _items(self, kind: _Kind, value: Iterable[Any]) -> msgspec.msgpack.Ext:
+        return self._ext(kind, [self._wrap(item) for item in value])
+
+    def _int(self, value: int) -> int | msgspec.msgpack.Ext:
+        if -(1 << 63) <= value < 1 << 64:
+            return value
         size = value.bit_length() // 8 + 1
         return msgspec.msgpack.Ext(_Kind.BIG_INT.value, value.to_bytes(size, "little", signed=True))
 
@@ -146,11 +150,6 @@ class ValueEncoder:
 
 
 _PLAIN: frozenset[type[Any]] = frozenset({type(None), bool, float, str, bytes})
-_SEQUENCES: dict[type[Any], _Kind] = {
-    tuple: _Kind.TUPLE,
-    set: _Kind.SET,
-    frozenset: _Kind.FROZENSET,
-}
 
 
 def _survives(dtype: np.dtype[Any]) -> bool:

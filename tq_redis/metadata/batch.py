@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tq_redis.errors import InputError
-from tq_redis.metadata.merge import merge_info
+from tq_redis.metadata.merge import merge_info, merge_schemas, same_value
+from tq_redis.metadata.rows import chunk_rows, require_permutation
 from tq_redis.metadata.schema import FieldSchema
 
 ReadyFlags = npt.NDArray[np.int8]
@@ -30,6 +33,8 @@ class BatchMeta:
         custom_meta: the tags of each row.
         padding: how many of the last rows only fill the batch up. They repeat real rows, are
             resolved like them, and are never written back.
+        read_only: the holder must not write to the samples: another rank of its group, which has
+            the same rows, does.
 
     Raises:
         InputError: lengths differ.
@@ -43,6 +48,7 @@ class BatchMeta:
         "padding",
         "partition_ids",
         "production_status",
+        "read_only",
     )
 
     def __init__(
@@ -55,20 +61,25 @@ class BatchMeta:
         custom_meta: Sequence[Mapping[str, Any]] | None = None,
         *,
         padding: int = 0,
+        read_only: bool = False,
     ) -> None:
-        self.global_indexes = list(global_indexes)
+        # Plain integers, also where an array or a tensor was given.
+        self.global_indexes = list(map(operator.index, global_indexes))
         size = len(self.global_indexes)
         one = isinstance(partition_ids, str)
         self.partition_ids = [partition_ids] * size if one else list(partition_ids)
         self.field_schema = dict(field_schema or {})
-        self.production_status = (
-            np.ones(size, np.int8) if production_status is None else production_status
+        self.production_status: ReadyFlags = (
+            np.ones(size, np.int8)
+            if production_status is None
+            else np.array(production_status, np.int8)
         )
         self.extra_info: dict[str, Any] = dict(extra_info or {})
         self.custom_meta: list[dict[str, Any]] = (
             [{} for _ in range(size)] if custom_meta is None else [dict(row) for row in custom_meta]
         )
         self.padding = padding
+        self.read_only = read_only
         lengths = {
             "partition_ids": len(self.partition_ids),
             "production_status": len(self.production_status),
@@ -117,7 +128,7 @@ class BatchMeta:
         return self.partition_ids[0]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, BatchMeta) and self._state() == other._state()
+        return isinstance(other, BatchMeta) and same_value(self._state(), other._state())
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -151,8 +162,7 @@ class BatchMeta:
         Raises:
             InputError: ``indices`` is not a permutation of the rows, or the batch is padded.
         """
-        if sorted(indices) != list(range(self.size)):
-            raise InputError(f"Not a permutation of {self.size} rows: {list(indices)!r}")
+        require_permutation(indices, self.size)
         if self.padding:
             raise InputError("A padded batch cannot be reordered; reorder before padding")
         ordered = self._rows(indices)
@@ -169,11 +179,7 @@ class BatchMeta:
         Raises:
             InputError: ``chunks`` is not positive.
         """
-        if chunks < 1:
-            raise InputError(f"chunks must be positive, got {chunks}")
-        short, longer = divmod(self.size, chunks)
-        bounds = np.cumsum([0] + [short + (i < longer) for i in range(chunks)]).tolist()
-        return [self._rows(range(a, b)) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [self._rows(rows) for rows in chunk_rows(self.size, chunks)]
 
     def chunk_by_partition(self) -> list[BatchMeta]:
         """One part per partition, in the order in which partitions first appear."""
@@ -188,13 +194,15 @@ class BatchMeta:
         The rule of verl's ``pad_dataproto_to_divisor``.
 
         Raises:
-            InputError: the batch is empty or padded already.
+            InputError: ``divisor`` is not positive, or the batch is padded already.
         """
+        if divisor < 1:
+            raise InputError(f"divisor must be positive, got {divisor}")
         missing = -self.size % divisor
         if not missing:
             return self.copy()
-        if not self.size or self.padding:
-            raise InputError("Only a batch with rows, not padded yet, can be padded")
+        if self.padding:
+            raise InputError("This batch is padded already; pad what unpadded() gives")
         filled = self._rows([row % self.size for row in range(self.size + missing)])
         filled.padding = missing
         return filled
@@ -214,13 +222,11 @@ class BatchMeta:
         parts = [meta.unpadded() for meta in metas if meta.size > meta.padding]
         if not parts:
             return cls.empty(info)
-        first = parts[0]
-        for part in parts[1:]:
-            _require_same_fields(first, part)
+        schema = functools.reduce(merge_schemas, [part.field_schema for part in parts])
         return cls(
             [sample for part in parts for sample in part.global_indexes],
             [name for part in parts for name in part.partition_ids],
-            first.field_schema,
+            schema,
             np.concatenate([part.production_status for part in parts]),
             info,
             [tags for part in parts for tags in part.custom_meta],
@@ -235,8 +241,11 @@ class BatchMeta:
         return chosen
 
     def with_fields(self, schema: Mapping[str, FieldSchema]) -> BatchMeta:
-        """The same rows with these fields too."""
+        """The same rows with these fields too, which were produced for all of them."""
         wider = self.copy()
+        if not wider.field_schema:
+            # Rows without any field, as get_meta(mode="insert") makes them, lack nothing any more.
+            wider.production_status[:] = 1
         wider.field_schema.update(schema)
         return wider
 
@@ -253,11 +262,11 @@ class BatchMeta:
                 "union needs the same samples in the same order on both sides; "
                 "use concat to add rows, or reorder one side"
             )
-        both = self.with_fields(other.field_schema)
+        both = self.copy()
+        both.field_schema.update(other.field_schema)
         both.production_status = self.production_status & other.production_status
         both.extra_info |= copy.deepcopy(other.extra_info)
-        for mine, theirs in zip(both.custom_meta, other.custom_meta, strict=True):
-            mine |= copy.deepcopy(theirs)
+        both.update_custom_meta(copy.deepcopy(other.custom_meta))
         return both
 
     def copy(self) -> BatchMeta:
@@ -283,7 +292,9 @@ class BatchMeta:
 
     def _rows(self, rows: Sequence[int]) -> BatchMeta:
         real = self.size - self.padding
-        padding = sum(row >= real for row in rows) if self.padding else 0
+        filling = [row >= real for row in rows]
+        if filling != sorted(filling):
+            raise InputError("A real row cannot stand behind a padding row; use unpadded() first")
         return BatchMeta(
             [self.global_indexes[row] for row in rows],
             [self.partition_ids[row] for row in rows],
@@ -291,7 +302,8 @@ class BatchMeta:
             self.production_status[list(rows)],
             copy.deepcopy(self.extra_info),
             [copy.deepcopy(self.custom_meta[row]) for row in rows],
-            padding=padding,
+            padding=sum(filling),
+            read_only=self.read_only,
         )
 
     def _state(self) -> tuple[Any, ...]:
@@ -305,6 +317,7 @@ class BatchMeta:
             self.extra_info,
             self.custom_meta if any(self.custom_meta) else None,
             self.padding,
+            self.read_only,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -319,21 +332,9 @@ def _restore(
     info: dict[str, Any],
     tags: list[dict[str, Any]] | None,
     padding: int,
+    read_only: bool,
 ) -> BatchMeta:
     flags = None if status is None else np.frombuffer(status, np.int8).copy()
-    return BatchMeta(ids, partitions, schema, flags, info, tags, padding=padding)
-
-
-def _require_same_fields(first: BatchMeta, other: BatchMeta) -> None:
-    if first.field_names != other.field_names:
-        raise InputError(
-            f"concat needs the same fields in every batch: {first.field_names} and "
-            f"{other.field_names}; use union to add fields to the same rows"
-        )
-    for name, form in first.field_schema.items():
-        if form.dtype != other.field_schema[name].dtype:
-            raise InputError(
-                f"concat needs one dtype per field: {name!r} is {form.dtype or 'non-tensor'} and "
-                f"{other.field_schema[name].dtype or 'non-tensor'}",
-                fields=[name],
-            )
+    return BatchMeta(
+        ids, partitions, schema, flags, info, tags, padding=padding, read_only=read_only
+    )

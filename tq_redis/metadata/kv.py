@@ -9,6 +9,7 @@ from typing import Any
 
 from tq_redis.errors import InputError, KeyNotFoundError, shorten
 from tq_redis.metadata.merge import merge_info
+from tq_redis.metadata.rows import chunk_rows, require_permutation
 
 
 @dataclass
@@ -39,7 +40,9 @@ class KVBatchMeta:
             raise InputError(f"Keys must be distinct, got {shorten(self.keys)}")
         if self.fields is not None and len(set(self.fields)) != len(self.fields):
             raise InputError(f"Fields must be distinct, got {self.fields}")
+        self.keys = list(self.keys)
         self.tags = copy.deepcopy(self.tags)
+        self.fields = None if self.fields is None else list(self.fields)
         self.extra_info = copy.deepcopy(self.extra_info)
 
     @property
@@ -70,8 +73,7 @@ class KVBatchMeta:
         Raises:
             InputError: ``indices`` is not a permutation of the rows.
         """
-        if sorted(indices) != list(range(self.size)):
-            raise InputError(f"Not a permutation of {self.size} rows: {list(indices)!r}")
+        require_permutation(indices, self.size)
         self.keys = [self.keys[row] for row in indices]
         self.tags = [self.tags[row] for row in indices]
 
@@ -81,16 +83,7 @@ class KVBatchMeta:
         Raises:
             InputError: ``chunks`` is not positive.
         """
-        if chunks < 1:
-            raise InputError(f"chunks must be positive, got {chunks}")
-        short, longer = divmod(self.size, chunks)
-        parts: list[KVBatchMeta] = []
-        start = 0
-        for i in range(chunks):
-            stop = start + short + (i < longer)
-            parts.append(self._rows(range(start, stop)))
-            start = stop
-        return parts
+        return [self._rows(rows) for rows in chunk_rows(self.size, chunks)]
 
     @classmethod
     def concat(cls, metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
@@ -125,6 +118,6 @@ class KVBatchMeta:
             [self.keys[row] for row in rows],
             [self.tags[row] for row in rows],
             self.partition_id,
-            None if self.fields is None else list(self.fields),
+            self.fields,
             self.extra_info,
         )

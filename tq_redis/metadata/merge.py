@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -9,10 +11,13 @@ import numpy as np
 import torch
 
 from tq_redis.errors import InputError
+from tq_redis.metadata.schema import FieldSchema
+
+Schema = Mapping[str, FieldSchema]
 
 
 def merge_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The union of several ``extra_info``.
+    """The union of several ``extra_info``; shares nothing with them.
 
     Raises:
         InputError: two of them have different values under one name.
@@ -20,17 +25,75 @@ def merge_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     merged: dict[str, Any] = {}
     for info in infos:
         for name, value in info.items():
-            if name in merged and not same_value(merged[name], value):
+            if name not in merged:
+                merged[name] = copy.deepcopy(value)
+            elif not same_value(merged[name], value):
                 raise InputError(f"extra_info[{name!r}] differs between the batches")
-            merged[name] = value
     return merged
 
 
 def same_value(a: Any, b: Any) -> bool:
-    """Equality that also works for tensors and arrays."""
-    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
-        both = isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
-        return both and torch.equal(cast(torch.Tensor, a), cast(torch.Tensor, b))
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return bool(np.array_equal(a, b))
+    """Equality that also works for tensors and arrays, and in which NaN equals NaN."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return _same_tensor(a, b)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return _same_array(cast("np.ndarray[Any, Any]", a), cast("np.ndarray[Any, Any]", b))
+    if isinstance(a, torch.Tensor | np.ndarray) or isinstance(b, torch.Tensor | np.ndarray):
+        return False
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        mine, theirs = cast("Mapping[Any, Any]", a), cast("Mapping[Any, Any]", b)
+        return mine.keys() == theirs.keys() and all(same_value(mine[k], theirs[k]) for k in mine)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        one, other = cast("Sequence[Any]", a), cast("Sequence[Any]", b)
+        return len(one) == len(other) and all(map(same_value, one, other))
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
+        return math.isnan(b)
     return bool(a == b)
+
+
+def merge_schemas(first: Schema, other: Schema) -> dict[str, FieldSchema]:
+    """The form of the fields of two batches, one after the other.
+
+    Raises:
+        InputError: they have different fields, or a field has two dtypes.
+    """
+    if first.keys() != other.keys():
+        raise InputError(
+            f"concat needs the same fields in every batch: {sorted(first)} and {sorted(other)}; "
+            f"use union to add fields to the same rows"
+        )
+    for name, form in first.items():
+        if form.dtype != other[name].dtype:
+            raise InputError(
+                f"concat needs one dtype per field: {name!r} is {form.dtype or 'non-tensor'} and "
+                f"{other[name].dtype or 'non-tensor'}",
+                fields=[name],
+            )
+    return {name: _common_form(form, other[name]) for name, form in first.items()}
+
+
+def _common_form(a: FieldSchema, b: FieldSchema) -> FieldSchema:
+    if a == b or not a.dtype:
+        return a
+    if len(a.shape) != len(b.shape):
+        return FieldSchema("strided", a.dtype, (-1,) * max(len(a.shape), len(b.shape)))
+    shape = tuple(x if x == y else -1 for x, y in zip(a.shape, b.shape, strict=True))
+    return FieldSchema("strided" if "strided" in (a.kind, b.kind) else "jagged", a.dtype, shape)
+
+
+def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.is_nested or b.is_nested:
+        nested = a.is_nested and b.is_nested and a.size(0) == b.size(0)
+        return nested and all(map(_same_tensor, a.unbind(), b.unbind()))
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    mine, theirs = a.detach().cpu(), b.detach().cpu()
+    return bool(((mine == theirs) | ((mine != mine) & (theirs != theirs))).all())
+
+
+def _same_array(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a.dtype == object:
+        return all(map(same_value, a.ravel().tolist(), b.ravel().tolist()))
+    return np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")

@@ -1,26 +1,32 @@
 -- Forget a partition. It is gone for everybody when this returns; what is left is the list of its
 -- blocks, in the trash until a client has freed their bytes.
--- ARGV     idle_ttl, generation (optional: clear only this one)
+-- ARGV     request, request_ttl, idle_ttl
 -- Returns  code ok: trash (generations whose blocks are to be freed; also of clears that failed
---          half way), handles (freed, but not yet deleted)
--- Safe to replay: a second run finds no partition and returns the same trash.
-local handles = redis.call('SMEMBERS', key('freed'))
+--          half way)
+local replayed = replay()
+if replayed then
+  return replayed
+end
 local generation = redis.call('HGET', P, 'generation')
-if generation then
-  local blocks, trash = key('blocks'), key('trash', generation)
-  if redis.call('EXISTS', blocks) == 1 then
-    redis.call('RENAME', blocks, trash)
-    redis.call('EXPIRE', trash, args.idle_ttl)
-    redis.call('SADD', key('trash'), generation)
-  end
-  for _, handle in ipairs(handles) do
-    redis.call('HSET', trash, handle, cjson.encode({ handle = handle }))
-    redis.call('EXPIRE', trash, args.idle_ttl)
-    redis.call('SADD', key('trash'), generation)
-  end
-  for _, name in ipairs(partition_keys()) do
+if not generation then
+  return cmsgpack.pack({ code = 'ok', trash = redis.call('SMEMBERS', key('trash')) })
+end
+
+local names = partition_keys()
+local kept = {
+  [key('blocks')] = key('trash', generation),
+  [key('freed')] = key('trash', generation, 'freed'),
+}
+-- Redis lets this pass when its memory is full, and then all that follows.
+redis.call('UNLINK', P)
+for _, name in ipairs(names) do
+  if kept[name] and redis.call('EXISTS', name) == 1 then
+    redis.call('RENAME', name, kept[name])
+    redis.call('EXPIRE', kept[name], args.idle_ttl)
+  else
     redis.call('UNLINK', name)
   end
-  redis.call('EXPIRE', key('trash'), args.idle_ttl)
 end
-return cmsgpack.pack({ code = 'ok', trash = redis.call('SMEMBERS', key('trash')) })
+redis.call('SADD', key('trash'), generation)
+redis.call('EXPIRE', key('trash'), args.idle_ttl)
+return finish({ code = 'ok', trash = redis.call('SMEMBERS', key('trash')) })

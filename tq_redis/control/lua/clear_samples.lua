@@ -1,64 +1,55 @@
 -- Forget rows: their cells, keys, tags, groups and consumption. Unknown rows are passed over, so
 -- that a clear can be repeated.
--- ARGV     request, request_ttl, idle_ttl, ids (ranges)
--- Returns  code ok: freed (handles to free), cleared (rows that were there)
+-- ARGV     request, request_ttl, idle_ttl, ids (ranges, distinct), cells (how many one call may
+--          drop: where rows have many, it clears the first few rows only)
+-- Returns  code ok: freed (handles to free), cleared (rows that were there), done (how many of the
+--          rows named were dealt with)
 local replayed = replay()
 if replayed then
   return replayed
 end
-if not partition_exists() then
-  return cmsgpack.pack({ code = 'ok', freed = {}, cleared = 0 })
-end
 local asked = expand(args.ids)
-local scores, ids = lookup('ZMSCORE', key('samples'), asked), {}
-for i = 1, #asked do
-  if scores[i] then
-    ids[#ids + 1] = asked[i]
-  end
+if not partition_exists() then
+  return cmsgpack.pack({ code = 'ok', freed = {}, cleared = 0, done = #asked })
 end
+local fields, known = redis.call('HKEYS', key('schema')), indexes()
+local tags = redis.call('SMEMBERS', key('tagnames'))
+local columns = 3 + #fields + #tags
+for _ in pairs(known) do
+  columns = columns + 2
+end
+head(asked, math.max(1, math.floor(args.cells / columns)))
+local ids = known_and_unknown(asked)
 
-for _, field in ipairs(redis.call('HKEYS', key('schema'))) do
-  local locators = lookup('HMGET', key('field', field), ids)
-  release_cells(locators, #ids)
-  local removed = call('HDEL', key('field', field), ids)
-  redis.call('HINCRBY', P, 'produced:' .. field, -removed)
-end
-for task, definition in pairs(task_definitions()) do
-  drop_ready(task, definition.group_size, ids)
-  local removed = call('HDEL', key('task', task), ids)
-  if removed > 0 then
-    redis.call('HINCRBY', P, 'consumed:' .. task, -removed)
-  end
-end
-for _, name in ipairs(redis.call('SMEMBERS', key('tagnames'))) do
-  call('HDEL', key('tag', name), ids)
-end
-local names = lookup('HMGET', key('key_of'), ids)
-for i = 1, #ids do
-  if names[i] then
-    redis.call('HDEL', key('keys'), names[i])
-  end
-end
-local groups = lookup('HMGET', key('group'), ids)
-for i = 1, #ids do
-  if groups[i] then
-    local kept = {}
-    for id in string.gmatch(redis.call('HGET', key('members'), groups[i]), '%d+') do
-      if tonumber(id) ~= ids[i] then
-        kept[#kept + 1] = id
-      end
-    end
-    if #kept > 0 then
-      redis.call('HSET', key('members'), groups[i], table.concat(kept, ','))
-    else
-      redis.call('HDEL', key('members'), groups[i])
-    end
-  end
-end
-call('HDEL', key('key_of'), ids)
-call('HDEL', key('group'), ids)
+-- Redis lets this pass when its memory is full, and then all that follows.
 local removed = call('ZREM', key('samples'), ids)
 redis.call('HINCRBY', P, 'samples', -removed)
+for _, field in ipairs(fields) do
+  local locators = lookup('HMGET', key('field', field), ids)
+  redis.call('HINCRBY', P, 'produced:' .. field, -call('HDEL', key('field', field), ids))
+  release_cells(locators, #ids)
+end
+local tasks = {}
+for name, index in pairs(known) do
+  drop_ready(name, index, ids)
+  tasks[index.task] = true
+end
+for task in pairs(tasks) do
+  local taken = call('HDEL', key('task', task), ids)
+  if taken > 0 then
+    redis.call('HINCRBY', P, 'consumed:' .. task, -taken)
+  end
+end
+for _, name in ipairs(tags) do
+  call('HDEL', key('tag', name), ids)
+end
+local found, names = lookup('HMGET', key('key_of'), ids), {}
+for i = 1, #ids do
+  names[#names + 1] = found[i] or nil
+end
+call('HDEL', key('keys'), names)
+call('HDEL', key('key_of'), ids)
+call('HDEL', key('group'), ids)
 event('clear', 'rows', removed)
 touch()
-return finish({ code = 'ok', freed = redis.call('SMEMBERS', key('freed')), cleared = removed })
+return finish({ code = 'ok', freed = to_free(), cleared = removed, done = #asked })

@@ -1,31 +1,33 @@
 -- What is known of rows, named by id, by user key, or page by page. Read only.
--- ARGV     one of: ids (ranges) | keys | after, count (the next rows by id, for listing)
+-- ARGV     cells (how many one call may look at: with many fields it answers for fewer rows)
+--          one of: ids (ranges) | keys | after (the next rows by id, for listing)
 --          fields (optional; without it every field), task (optional: consumption wanted)
--- Returns  code ok: ids, keys ('' where a row has none), tags ({name, JSON or '' per row}, ...),
---          fields ({name, schema JSON, string of 1 and 0 per row}, ...), consumed (likewise)
+-- Returns  code ok: ids (0 for an unknown key), keys ('' where a row has none), tags ({name, JSON
+--          or '' per row}, ...), fields ({name, schema JSON, string of 1 and 0 per row}, ...),
+--          consumed (likewise). Of rows named in the call the first #ids; more (rows are left)
 --          code no_partition
 if not partition_exists() then
   return cmsgpack.pack({ code = 'no_partition' })
 end
-local ids = {}
+local names = args.fields or redis.call('HKEYS', key('schema'))
+local tags = redis.call('SCARD', key('tagnames'))
+local most = math.max(1, math.floor(args.cells / (3 + #names + tags)))
+
+local ids, more
 if args.keys then
-  for i, id in ipairs(lookup('HMGET', key('keys'), args.keys)) do
-    ids[i] = tonumber(id or 0)
+  more = #args.keys > most
+  ids = lookup('HMGET', key('keys'), head(args.keys, most))
+  for i = 1, #ids do
+    ids[i] = ids[i] or '0'
   end
 elseif args.ids then
   ids = expand(args.ids)
+  more = #ids > most
+  head(ids, most)
 else
-  for i, id in ipairs(redis.call('ZRANGEBYSCORE', key('samples'),
-      string.format('(%.0f', args.after), '+inf', 'LIMIT', 0, args.count)) do
-    ids[i] = tonumber(id)
-  end
-end
-
-local function or_empty(values)
-  for i = 1, #ids do
-    values[i] = values[i] or ''
-  end
-  return values
+  ids = redis.call('ZRANGEBYSCORE', key('samples'), string.format('(%d', args.after), '+inf',
+    'LIMIT', 0, most)
+  more = #ids == most
 end
 
 local function bits(values)
@@ -35,16 +37,20 @@ local function bits(values)
   return table.concat(values)
 end
 
-local names = args.fields or redis.call('HKEYS', key('schema'))
 local fields = {}
 for i, name in ipairs(names) do
   local schema = redis.call('HGET', key('schema'), name)
   fields[i] = { name, schema or '', bits(lookup('HMGET', key('field', name), ids)) }
 end
+local numbers, keys = {}, lookup('HMGET', key('key_of'), ids)
+for i = 1, #ids do
+  numbers[i], keys[i] = tonumber(ids[i]), keys[i] or ''
+end
 return cmsgpack.pack({
   code = 'ok',
-  ids = ids,
-  keys = or_empty(lookup('HMGET', key('key_of'), ids)),
+  more = more,
+  ids = numbers,
+  keys = keys,
   tags = tags_of(ids),
   fields = fields,
   consumed = args.task and bits(lookup('HMGET', key('task', args.task), ids)) or '',

@@ -1,5 +1,5 @@
 -- Where the bytes of these rows are. Read only.
--- ARGV     ids (ranges), fields
+-- ARGV     ids (ranges; a row may stand twice), fields
 -- Returns  code ok: columns (per field: the index of an earlier field with the same locators, or
 --          runs {block number, row, count, ...}), blocks ({number, handle}, ...)
 --          code no_partition | unknown (ids) | not_ready (field, ids)
@@ -7,10 +7,6 @@ if not partition_exists() then
   return cmsgpack.pack({ code = 'no_partition' })
 end
 local ids = expand(args.ids)
-local missing = unknown(ids)
-if #missing > 0 then
-  return cmsgpack.pack({ code = 'unknown', ids = missing })
-end
 
 local function same(a, b)
   for i = 1, #ids do
@@ -23,27 +19,21 @@ end
 
 local blocks, seen = {}, {}
 local function runs_of(locators)
-  local runs = {}
-  local number, row, count
+  local runs, last, expected = {}, 0, nil
   for i = 1, #ids do
-    local n, r = string.match(locators[i], '^(%d+):(%d+)$')
-    r = tonumber(r)
-    if n == number and r == row + count then
-      count = count + 1
+    local number, row = string.match(locators[i], '^(%d+):(%d+)$')
+    row = tonumber(row)
+    if number == last and row == expected then
+      runs[#runs] = runs[#runs] + 1
     else
-      if number then
-        runs[#runs + 1], runs[#runs + 2], runs[#runs + 3] = tonumber(number), row, count
-      end
-      number, row, count = n, r, 1
-      if not seen[n] then
-        seen[n] = true
-        local block = cjson.decode(redis.call('HGET', key('blocks'), n))
-        blocks[#blocks + 1] = { tonumber(n), block.handle }
+      runs[#runs + 1], runs[#runs + 2], runs[#runs + 3] = tonumber(number), row, 1
+      if not seen[number] then
+        seen[number] = true
+        local block = cjson.decode(redis.call('HGET', key('blocks'), number))
+        blocks[#blocks + 1] = { tonumber(number), block.handle }
       end
     end
-  end
-  if number then
-    runs[#runs + 1], runs[#runs + 2], runs[#runs + 3] = tonumber(number), row, count
+    last, expected = number, row + 1
   end
   return runs
 end
@@ -58,7 +48,11 @@ for f, field in ipairs(args.fields) do
     end
   end
   if #lacking > 0 then
-    return cmsgpack.pack({ code = 'not_ready', field = field, ids = lacking })
+    local _, missing = known_and_unknown(ids)
+    if #missing > 0 then
+      return refuse('unknown', missing)
+    end
+    return refuse('not_ready', lacking, { field = field })
   end
   -- Fields of one block have equal locators: send them once.
   for earlier = 1, f - 1 do

@@ -1,8 +1,8 @@
 -- Write samples in one atomic step: new rows or existing ones, their columns, keys, groups, tags.
--- ARGV     request, request_ttl, idle_ttl, now (seconds), overwrite (bool)
---          one of: ids (ranges of existing rows)
---                  first, count (new rows), optional keys (a user key per row: upsert; `first`
---                  starts the reserved ids for keys not seen yet), groups (a group per row)
+-- ARGV     request, request_ttl, idle_ttl, overwrite (bool)
+--          one of: ids (ranges of existing rows, distinct)
+--                  first, count (new rows), optional keys (a user key per row, distinct: upsert;
+--                  `first` starts the reserved ids for keys not seen yet), groups (a group per row)
 --          blocks: {handle, bytes, first row of the put, rows, {field...}, {dtype...}}
 --          schema: {field, JSON, field, JSON, ...}
 --          tags: {{name, JSON per row...}}; an empty string leaves that row's tag as it is
@@ -13,82 +13,79 @@ if replayed then
   return replayed
 end
 
--- 1. Which rows?
+-- 1. Which rows? `fresh` are the positions of those to be made.
 local ids, fresh = nil, {}
 if args.ids then
   if not partition_exists() then
     return cmsgpack.pack({ code = 'no_partition' })
   end
   ids = expand(args.ids)
-  local missing = unknown(ids)
+  local _, missing = known_and_unknown(ids)
   if #missing > 0 then
-    return cmsgpack.pack({ code = 'unknown', ids = missing })
+    return refuse('unknown', missing)
   end
 else
   ids = {}
   local known = args.keys and lookup('HMGET', key('keys'), args.keys) or {}
-  local next_id = args.first
   for row = 1, args.count do
-    local id = tonumber(known[row] or nil)
-    if not id then
-      id = next_id
-      next_id = next_id + 1
+    ids[row] = known[row]
+    if not ids[row] then
+      ids[row] = string.format('%d', args.first + #fresh)
       fresh[#fresh + 1] = row
     end
-    ids[row] = id
   end
 end
 local all_fresh = #fresh == #ids
 
--- 2. May the columns be written? `old` keeps the locators that they replace.
-local old = {}
-for b, block in ipairs(args.blocks) do
-  old[b] = {}
-  for f, field in ipairs(block[5]) do
-    local rows = {}
-    if not all_fresh then
-      for row = 1, block[4] do
-        rows[row] = ids[block[3] + row]
-      end
-    end
-    old[b][f] = lookup('HMGET', key('field', field), rows)
-    local dtypes = {}
-    for row, locator in ipairs(old[b][f]) do
-      if locator and not args.overwrite then
-        local number = string.match(locator, '^%d+')
-        if not dtypes[number] then
-          dtypes[number] = cjson.decode(redis.call('HGET', key('blocks'), number)).dtypes
-        end
-        if dtypes[number][field] ~= block[6][f] then
-          return cmsgpack.pack({ code = 'conflict', field = field, old = dtypes[number][field],
-            new = block[6][f], ids = { rows[row] } })
-        end
+-- 2. May the columns be written? `replaced` are the locators that they replace.
+local replaced = {}
+local function conflict(field, dtype, rows, locators)
+  local dtypes = {}
+  for i = 1, #rows do
+    local number = locators[i] and block_of(locators[i])
+    if number then
+      dtypes[number] = dtypes[number] or cjson.decode(redis.call('HGET', key('blocks'), number)).dtypes
+      if dtypes[number][field] ~= dtype then
+        return refuse('conflict', { rows[i] },
+          { field = field, old = dtypes[number][field], new = dtype })
       end
     end
   end
 end
+if not all_fresh then
+  for _, block in ipairs(args.blocks) do
+    local rows = {}
+    for row = 1, block[4] do
+      rows[row] = ids[block[3] + row]
+    end
+    for f, field in ipairs(block[5]) do
+      local locators = lookup('HMGET', key('field', field), rows)
+      local refusal = not args.overwrite and conflict(field, block[6][f], rows, locators)
+      if refusal then
+        return refusal
+      end
+      replaced[#replaced + 1] = { locators, #rows }
+    end
+  end
+end
 
--- 3. Register new rows.
+-- 3. Register new rows. From here on the script writes; what Redis refuses when its memory is full
+--    comes first, so that it refuses the whole.
 local created = not partition_exists()
 if created then
-  redis.call('HSET', P, 'samples', 0, 'bytes', 0, 'generation', args.first,
-    'created_at', args.now)
+  redis.call('HSET', P, 'samples', 0, 'bytes', 0, 'generation', args.first, 'created_at', seconds())
 end
 if #fresh > 0 then
   local samples, keys, key_of, group = {}, {}, {}, {}
-  for _, row in ipairs(fresh) do
+  for i, row in ipairs(fresh) do
     local id = ids[row]
-    samples[#samples + 1], samples[#samples + 2] = id, id
+    samples[2 * i - 1], samples[2 * i] = id, id
     if args.keys then
-      keys[#keys + 1], keys[#keys + 2] = args.keys[row], id
-      key_of[#key_of + 1], key_of[#key_of + 2] = id, args.keys[row]
+      keys[2 * i - 1], keys[2 * i] = args.keys[row], id
+      key_of[2 * i - 1], key_of[2 * i] = id, args.keys[row]
     end
     if args.groups then
-      local name = args.groups[row]
-      group[#group + 1], group[#group + 2] = id, name
-      local members = redis.call('HGET', key('members'), name)
-      local text = string.format('%.0f', id)
-      redis.call('HSET', key('members'), name, members and members .. ',' .. text or text)
+      group[2 * i - 1], group[2 * i] = id, args.groups[row]
     end
   end
   call('ZADD', key('samples'), samples)
@@ -98,75 +95,69 @@ if #fresh > 0 then
   redis.call('HINCRBY', P, 'samples', #fresh)
 end
 
--- 4. Columns: locators, live cells, counters.
-local wrote = {}
-for b, block in ipairs(args.blocks) do
+-- 4. Columns: locators (the same for all fields of a block), live cells, counters.
+local covered = {}
+for _, block in ipairs(args.blocks) do
   local handle, bytes, first, count, fields, dtypes = unpack(block)
   local number = redis.call('HINCRBY', key('live'), 'next', 1)
-  local record = { handle = handle, bytes = bytes, dtypes = {} }
+  local cells, dtype_of = {}, {}
+  for row = 1, count do
+    cells[2 * row - 1] = ids[first + row]
+    cells[2 * row] = number .. ':' .. (row - 1)
+  end
   for f, field in ipairs(fields) do
-    record.dtypes[field] = dtypes[f]
-    local cells = {}
-    for row = 1, count do
-      cells[2 * row - 1] = ids[first + row]
-      cells[2 * row] = number .. ':' .. (row - 1)
-    end
     local added = call('HSET', key('field', field), cells)
     redis.call('HINCRBY', P, 'produced:' .. field, added)
-    wrote[field] = true
+    covered[field] = (covered[field] or 0) + count
+    dtype_of[field] = dtypes[f]
   end
-  redis.call('HSET', key('blocks'), number, cjson.encode(record))
+  redis.call('HSET', key('blocks'), number,
+    cjson.encode({ handle = handle, bytes = bytes, dtypes = dtype_of }))
   redis.call('HSET', key('live'), number, count * #fields)
   redis.call('HINCRBY', P, 'bytes', bytes)
 end
-for b, block in ipairs(args.blocks) do
-  for f = 1, #block[5] do
-    release_cells(old[b][f], #old[b][f])
-  end
+for _, cells in ipairs(replaced) do
+  release_cells(cells[1], cells[2])
 end
-if #args.schema > 0 then
-  redis.call('HSET', key('schema'), unpack(args.schema))
-end
+call('HSET', key('schema'), args.schema)
+write_tags(args.tags, ids)
 
--- 5. Tags.
-for _, tag in ipairs(args.tags) do
-  local cells = {}
-  for row = 1, #ids do
-    if tag[2][row] ~= '' then
-      cells[#cells + 1], cells[#cells + 2] = ids[row], tag[2][row]
-    end
-  end
-  call('HSET', key('tag', tag[1]), cells)
-  redis.call('SADD', key('tagnames'), tag[1])
+-- 5. What can be claimed now? Rows that an index has not been built up to are left to the build.
+local has = {}
+for field, count in pairs(covered) do
+  has[field] = count == #ids or nil
 end
-
--- 6. What can be claimed now? Rows that an index has not been built up to are left to the build.
-if next(wrote) then
-  for task, definition in pairs(task_definitions()) do
-    local concerned, every = false, {}
-    for _, field in ipairs(definition.fields) do
-      concerned = concerned or wrote[field]
-    end
-    if concerned then
+for name, index in pairs(indexes()) do
+  local concerned, lacking = #index.fields == 0 and #fresh > 0, false
+  for _, field in ipairs(index.fields) do
+    concerned = concerned or covered[field]
+    lacking = lacking or not covered[field]
+  end
+  -- A new row has no other field than those of this put.
+  if concerned and not (all_fresh and lacking) then
+    local rows = ids
+    if not index.done then
+      rows = {}
       for _, id in ipairs(ids) do
-        if definition.done or id <= definition.built then
-          every[#every + 1] = id
+        if tonumber(id) <= index.built then
+          rows[#rows + 1] = id
         end
       end
-      local able = claimable(task, definition.fields, every, {})
-      add_ready(task, definition.group_size, able)
     end
+    add_ready(name, index, claimable(index, rows, has))
   end
 end
 
 event('put', 'rows', #ids)
 touch()
-local ranges = {}
+local ranges, expected = {}, nil
 for _, id in ipairs(ids) do
-  if #ranges > 0 and ranges[#ranges - 1] + ranges[#ranges] == id then
+  local number = tonumber(id)
+  if number == expected then
     ranges[#ranges] = ranges[#ranges] + 1
   else
-    ranges[#ranges + 1], ranges[#ranges + 2] = id, 1
+    ranges[#ranges + 1], ranges[#ranges + 2] = number, 1
   end
+  expected = number + 1
 end
-return finish({ code = 'ok', created = created, ids = ranges, freed = redis.call('SMEMBERS', key('freed')) })
+return finish({ code = 'ok', created = created, ids = ranges, freed = to_free() })

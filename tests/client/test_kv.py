@@ -1,0 +1,129 @@
+"""Samples by user key."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+import tq_redis as tq
+
+
+def test_put_upserts_and_merges_tags(client: tq.Client) -> None:
+    tq.kv_batch_put(["a", "b"], "p", {"x": torch.arange(2)}, [{"n": 1}, {"n": 2}])
+    meta = tq.kv_put("b", "p", {"y": torch.ones(3), "s": None}, {"done": True})
+
+    assert meta == tq.KVBatchMeta(["b"], [{"n": 2, "done": True}], "p", ["s", "x", "y"])
+    assert tq.kv_list("p") == {"p": {"a": {"n": 1}, "b": {"n": 2, "done": True}}}
+    both = tq.kv_batch_get(["b", "a", "b"], "p")
+    assert both["x"].tolist() == [1, 0, 1]
+    assert sorted(both.keys()) == ["x"]  # what all of them have
+    one = tq.kv_batch_get("b", "p")
+    assert one["y"].tolist() == [[1.0, 1.0, 1.0]]
+    assert one.get("s").tolist() == [None]
+
+
+def test_tags_alone_register_a_key(client: tq.Client) -> None:
+    meta = tq.kv_put("k", "p", tag={"status": "running"})
+    assert meta.fields == []
+    assert tq.kv_list() == {"p": {"k": {"status": "running"}}}
+    with pytest.raises(tq.NotReadyError):
+        tq.kv_put("l", "p", {"x": torch.zeros(1)})
+        tq.kv_batch_get(["k", "l"], "p", "x")
+
+
+def test_concurrent_tag_updates_lose_nothing(client: tq.Client) -> None:
+    async def update() -> None:
+        await asyncio.gather(
+            *(tq.async_kv_put("k", "p", tag={f"tag{n}": n}) for n in range(20))
+        )
+
+    asyncio.run(update())
+    assert tq.kv_list("p") == {"p": {"k": {f"tag{n}": n for n in range(20)}}}
+
+
+def test_tag_values_keep_their_type(client: tq.Client) -> None:
+    tag = {"i": 1, "f": 1.0, "s": "1", "none": None, "l": [], "d": {"a": [1, {}]}, "b": False}
+    tq.kv_put("k", "p", tag=tag)
+    assert repr(tq.kv_list("p")["p"]["k"]) == repr(dict(sorted(tag.items())))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"keys": []}, "keys is empty"),
+        ({"keys": ["a", "a"]}, "'a'] more than once"),
+        ({"keys": [1]}, "non-empty strings"),
+        ({"fields": None}, "fields, tags or both"),
+        ({"tags": [{}]}, "1 tags for 2 keys"),
+        ({"fields": {"x": torch.zeros(3)}}, "3 rows for 2 keys"),
+    ],
+)
+def test_bad_puts_register_nothing(
+    client: tq.Client, arguments: dict[str, object], says: str
+) -> None:
+    good = {"keys": ["a", "b"], "partition_id": "p", "fields": {"x": torch.zeros(2)}}
+    with pytest.raises(tq.InputError, match=says.replace("]", "\\]")):
+        tq.kv_batch_put(**(good | arguments))
+    assert tq.kv_list() == {}
+
+
+def test_missing_keys_are_named(client: tq.Client) -> None:
+    tq.kv_put("a", "p", {"x": torch.zeros(1)})
+    with pytest.raises(tq.KeyNotFoundError, match="no keys \\['b', 'c'\\]"):
+        tq.kv_batch_get(["a", "b", "c"], "p")
+    with pytest.raises(tq.PartitionNotFoundError):
+        tq.kv_batch_get(["a"], "q")
+
+
+def test_clear_by_key_passes_over_unknown_ones(client: tq.Client) -> None:
+    tq.kv_batch_put(["a", "b"], "p", {"x": torch.zeros(2)})
+    tq.kv_clear(["b", "never"], "p")
+    tq.kv_clear("b", "p")
+    tq.kv_clear("b", "never")
+    assert tq.kv_list() == {"p": {"a": {}}}
+    tq.kv_put("b", "p", {"x": torch.ones(1)})  # a new sample under the old key
+    assert tq.kv_batch_get("b", "p")["x"].tolist() == [[1.0]]
+
+
+def test_metadata_by_key_and_keys_by_sample(client: tq.Client) -> None:
+    tq.kv_batch_put(["a", "b"], "p", {"x": torch.arange(2.0)}, [{"n": 0}, {"n": 1}])
+    meta = client.kv_retrieve_meta(["b", "a"], "p")
+    assert meta.custom_meta == [{"n": 1}, {"n": 0}]
+    assert client.get_columns(meta)["x"].tolist() == [1.0, 0.0]
+    assert client.kv_retrieve_keys(meta.global_indexes, "p") == ["b", "a"]
+    with pytest.raises(tq.KeyNotFoundError):
+        client.kv_retrieve_meta(["c"], "p")
+    created = client.kv_retrieve_meta(["c"], "p", create=True)
+    assert client.kv_retrieve_keys(created.global_indexes[0], "p") == ["c"]
+    nameless = client.put({"x": torch.zeros(1)}, partition_id="p")
+    with pytest.raises(tq.KeyNotFoundError, match="have no user key"):
+        client.kv_retrieve_keys(nameless.global_indexes, "p")
+
+
+def test_get_by_meta(client: tq.Client) -> None:
+    fields = TensorDict({"x": torch.arange(2.0), "y": torch.ones(2)}, batch_size=[2])
+    meta = tq.kv_batch_put(["a", "b"], "p", fields)
+    meta.reorder([1, 0])
+    assert tq.kv_batch_get_by_meta(meta)["x"].tolist() == [1.0, 0.0]
+    assert sorted(tq.kv_batch_get_by_meta(meta, "y").keys()) == ["y"]
+    with pytest.raises(tq.InputError, match="not in the metadata"):
+        tq.kv_batch_get_by_meta(meta, ["z"])
+
+
+def test_set_custom_meta_replaces(client: tq.Client) -> None:
+    tq.kv_put("a", "p", tag={"old": 1, "both": 1})
+    meta = client.kv_retrieve_meta("a", "p")
+    meta.custom_meta = [{"both": 2, "new": 3}]
+    client.set_custom_meta(meta)
+    assert tq.kv_list("p") == {"p": {"a": {"both": 2, "new": 3}}}
+
+
+def test_many_keys_are_listed_in_order(client: tq.Client) -> None:
+    keys = [f"k{n}" for n in range(4500)]
+    tq.kv_batch_put(keys, "p", tags=[{"n": n} for n in range(len(keys))])
+    listed = tq.kv_list("p")["p"]
+    assert list(listed) == keys
+    assert listed["k4321"] == {"n": 4321}

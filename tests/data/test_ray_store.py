@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Coroutine, Iterator
+from typing import Any, TypeVar
+
+import pytest
+import ray
+import torch
+from ray.util import list_named_actors
+
+from tests.data.runs import all_rows, handles
+from tests.data.same import assert_same
+from tq_redis.config import Config, DataConfig, RedisConfig
+from tq_redis.data.base import WrittenBlock
+from tq_redis.data.ray_store import RAY_NAMESPACE, RayDataPlane, running_instances
+from tq_redis.deadline import Deadline
+from tq_redis.errors import DataLostError, DeadlineError, InputError
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+T = TypeVar("T")
+MB = 1 << 20
+
+
+def run(call: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(call)
+
+
+def soon() -> Deadline:
+    return Deadline(30)
+
+
+def column(megabytes: int, start: int = 0) -> torch.Tensor:
+    """(megabytes, 2**18) float32 with known values."""
+    return torch.arange(start, start + megabytes * MB // 4, dtype=torch.float32).view(-1, MB // 4)
+
+
+def make_config(**settings: Any) -> Config:
+    return Config(redis=RedisConfig(namespace=f"test-{uuid.uuid4().hex[:12]}"), **settings)
+
+
+@pytest.fixture
+def config() -> Iterator[Config]:
+    config = make_config()
+    yield config
+    run(RayDataPlane(config).shutdown(soon()))
+
+
+@pytest.fixture
+def plane(config: Config) -> RayDataPlane:
+    return RayDataPlane(config)
+
+
+class _Producer:
+    """Another process that puts."""
+
+    def __init__(self, config: Config) -> None:
+        self.plane = RayDataPlane(config)
+
+    def put(self, megabytes: int) -> list[WrittenBlock]:
+        columns = {"x": column(megabytes), "s": ["a"] * megabytes}
+        return run(self.plane.put("p", columns if megabytes else {"s": ["a"]}, soon()))
+
+
+Producer: Any = ray.remote(num_cpus=0)(_Producer)
+
+
+def produced_by_a_dead_process(config: Config, megabytes: int) -> list[WrittenBlock]:
+    producer = Producer.remote(config)
+    blocks = ray.get(producer.put.remote(megabytes), timeout=60)
+    pid_gone = producer.__ray_terminate__.remote()
+    ray.wait([pid_gone], timeout=30)
+    ray.kill(producer)
+    return blocks
+
+
+def kill_store(config: Config) -> None:
+    name = f"store:{config.redis.namespace}:{ray.get_runtime_context().get_node_id()}"
+    ray.kill(ray.get_actor(name, namespace=RAY_NAMESPACE))
+
+
+def store_bytes() -> int:
+    """Bytes in use in the object store of this node, as Ray counts them."""
+    from ray._private.internal_api import node_stats
+
+    (node,) = ray.nodes()
+    stats = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], False)
+    return stats.store_stats.object_store_bytes_used
+
+
+def test_samples_of_a_dead_producer_stay_readable(config: Config, plane: RayDataPlane) -> None:
+    blocks = produced_by_a_dead_process(config, 40)
+    assert len(blocks) > 1
+    for copy in (True, False):  # the second time from the store's own objects
+        got = run(plane.get(all_rows(blocks), soon(), copy=copy))
+        assert_same(got["x"], column(40))
+        assert got["s"] == ["a"] * 40
+
+
+def test_small_blocks_of_a_dead_producer_stay_readable(config: Config) -> None:
+    """They never were objects of the producer."""
+    blocks = produced_by_a_dead_process(config, 0)
+    got = run(RayDataPlane(config).get(all_rows(blocks), soon()))
+    assert got["s"] == ["a"]
+
+
+def test_a_store_that_dies_is_an_error_that_names_the_blocks(
+    config: Config, plane: RayDataPlane
+) -> None:
+    blocks = run(plane.put("p", {"x": column(1)}, soon()))
+    kill_store(config)
+    for reader in (plane, RayDataPlane(config)):
+        started = time.monotonic()
+        with pytest.raises(DataLostError) as raised:
+            run(reader.get(all_rows(blocks), Deadline(10)))
+        assert time.monotonic() - started < 10
+        assert list(raised.value.handles) == handles(blocks)
+    run(plane.delete(handles(blocks), soon()))
+    run(plane.confirm(handles(blocks), soon()))
+
+
+def test_a_put_after_the_death_of_the_store_starts_a_new_one(
+    config: Config, plane: RayDataPlane
+) -> None:
+    reader = RayDataPlane(config)
+    lost = run(plane.put("p", {"x": column(1)}, soon()))
+    run(reader.get(all_rows(lost), soon()))
+    kill_store(config)
+    blocks = run(plane.put("p", {"x": column(1, start=7)}, soon()))
+    for one in (plane, reader):  # the reader knows only the dead store
+        assert_same(run(one.get(all_rows(blocks), soon()))["x"], column(1, start=7))
+
+
+def test_producers_that_start_at_once_share_one_store(config: Config) -> None:
+    producers = [Producer.remote(config) for _ in range(2)]
+    puts = ray.get([producer.put.remote(1) for producer in producers], timeout=60)
+    plane = RayDataPlane(config)
+    for blocks in puts:
+        assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(1))
+    assert sum(map(len, run(plane.unconfirmed(0.0, soon())).values())) == sum(map(len, puts))
+
+
+def test_rounds_of_put_get_delete_do_not_grow_the_object_store(
+    plane: RayDataPlane, wait_until: Any
+) -> None:
+    before = store_bytes()
+    for turn in range(20):
+        blocks = run(plane.put("p", {"x": column(48), "y": column(48, start=turn)}, soon()))
+        got: Any = run(plane.get(all_rows(blocks), soon(), copy=turn % 2 == 0))
+        assert got["y"][0, 0] == turn
+        del got
+        run(plane.delete(handles(blocks), soon()))
+    wait_until(lambda: store_bytes() <= before + MB, what="the object store is as full as before")
+
+
+def test_a_view_held_over_delete_stays_valid_and_is_freed_after(
+    plane: RayDataPlane, wait_until: Any
+) -> None:
+    before = store_bytes()
+    blocks = run(plane.put("p", {"x": column(40)}, soon()))
+    views = run(plane.get(all_rows(blocks[:1]), soon(), copy=False))
+    run(plane.delete(handles(blocks), soon()))
+    wait_until(lambda: store_bytes() < before + 30 * MB, what="the block without a view is free")
+    assert store_bytes() > before + 10 * MB
+    rows = blocks[0].rows
+    assert_same(views["x"], column(rows))
+    del views
+    wait_until(lambda: store_bytes() <= before + MB, what="the viewed block is free")
+
+
+def test_a_full_store_makes_a_put_wait_until_something_is_freed(plane: RayDataPlane) -> None:
+    async def scenario() -> None:
+        first = await plane.put("p", {"x": column(150)}, soon())
+        await plane.put("p", {"x": column(150)}, soon())
+        third = asyncio.create_task(plane.put("p", {"x": column(60)}, soon()))
+        _, waiting = await asyncio.wait([third], timeout=1)
+        assert waiting
+        await plane.delete(handles(first), soon())
+        blocks = await third
+        assert_same((await plane.get(all_rows(blocks), soon()))["x"], column(60))
+
+    run(scenario())
+
+
+def test_a_full_store_is_an_error_at_the_deadline_and_keeps_nothing(plane: RayDataPlane) -> None:
+    blocks = run(plane.put("p", {"x": column(250)}, soon()))
+    with pytest.raises(DeadlineError, match="full"):
+        run(plane.put("q", {"x": column(100)}, Deadline(2)))
+    assert list(run(plane.unconfirmed(0.0, soon()))) == ["p"]
+    assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(250))
+
+
+def test_a_put_that_can_never_fit_is_refused(plane: RayDataPlane) -> None:
+    with pytest.raises(InputError, match="object_store_memory"):
+        run(plane.put("p", {"x": column(350)}, soon()))
+
+
+def test_running_instances_and_their_settings(config: Config, plane: RayDataPlane) -> None:
+    assert config.redis.namespace not in running_instances()
+    run(plane.put("p", {"x": column(1)}, soon()))
+    settings = json.loads(running_instances()[config.redis.namespace])
+    assert settings["redis"]["namespace"] == config.redis.namespace
+    assert settings["data"]["block_bytes"] == config.data.block_bytes
+    run(plane.shutdown(soon()))
+    assert config.redis.namespace not in running_instances()
+
+
+def test_shutdown_ends_only_the_own_stores(config: Config, plane: RayDataPlane) -> None:
+    other_config = make_config()
+    other = RayDataPlane(other_config)
+    blocks = run(other.put("p", {"x": column(1)}, soon()))
+    run(plane.put("p", {"x": column(1)}, soon()))
+    run(plane.shutdown(soon()))
+    run(plane.shutdown(soon()))
+    assert_same(run(other.get(all_rows(blocks), soon()))["x"], column(1))
+    run(other.shutdown(soon()))
+
+
+def test_a_store_without_calls_ends_itself(wait_until: Any) -> None:
+    config = make_config(idle_ttl_s=3)
+    plane = RayDataPlane(config)
+    blocks = run(plane.put("p", {"x": column(1)}, soon()))
+    wait_until(lambda: config.redis.namespace not in listed(), timeout=30, what="the store ended")
+    with pytest.raises(DataLostError):
+        run(plane.get(all_rows(blocks), soon()))
+
+
+def listed() -> set[str]:
+    """Namespaces with a store, found without calling it."""
+    actors: list[Any] = list_named_actors(all_namespaces=True)
+    names: list[str] = [actor["name"] for actor in actors]
+    return {name.split(":")[1] for name in names if name.startswith("store:")}
+
+
+def test_a_deadline_that_has_passed_is_an_error(plane: RayDataPlane) -> None:
+    blocks = run(plane.put("p", {"x": column(1)}, soon()))
+    for call in (
+        plane.get(all_rows(blocks), Deadline(0)),
+        plane.put("p", {"x": column(1)}, Deadline(0)),
+        plane.unconfirmed(0.0, Deadline(0)),
+    ):
+        with pytest.raises(DeadlineError):
+            run(call)
+    assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(1))
+
+
+def test_settings_reach_the_codec() -> None:
+    config = make_config(data=DataConfig(pickle=True, block_bytes=MB))
+    plane = RayDataPlane(config)
+    blocks = run(plane.put("p", {"x": column(3), "v": [uuid.uuid4()] * 3}, soon()))
+    assert len(blocks) == 4
+    got = run(plane.get(all_rows(blocks), soon()))
+    assert isinstance(got["v"][0], uuid.UUID)
+    run(plane.shutdown(soon()))
+
+
+def test_a_process_outside_ray_is_told_so() -> None:
+    code = (
+        "from tq_redis.config import Config\n"
+        "from tq_redis.data import open_data_plane\n"
+        "from tq_redis.errors import NotInitializedError\n"
+        "try: open_data_plane(Config())\n"
+        "except NotInitializedError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "ray.init()" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_two_nodes() -> None:
+    """Two raylets on this host, in a process of their own; see two_nodes.py."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.data.two_nodes"],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,226 @@
+"""tqbridge: a function written for tensors, called with metadata."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from tq_redis.bridge.convert import Form, build, first_rows, take_apart, to_host, worker_device
+from tq_redis.client.columns import length
+from tq_redis.data import Column
+from tq_redis.errors import InputError
+from tq_redis.metadata import BatchMeta, KVBatchMeta
+from tq_redis.session import get_client
+
+F = TypeVar("F", bound=Callable[..., Any])
+Meta = BatchMeta | KVBatchMeta
+
+
+def tqbridge(
+    dispatch_mode: Any = None,
+    put_data: bool = True,
+    *,
+    reads: Sequence[str] | None = None,
+    writes: Sequence[str] | None = None,
+    form: Form | Literal["auto"] = "auto",
+    device: str | torch.device = "auto",
+    overwrite: bool = False,
+    timeout: float | None = None,
+) -> Callable[[F], F]:
+    """Let a function that computes on batches be called with their metadata.
+
+    Each argument that is a :class:`BatchMeta` or :class:`KVBatchMeta` is resolved where the
+    function runs: into a verl ``DataProto`` (tensors in ``batch``, other columns as object arrays
+    in ``non_tensor_batch``, ``extra_info`` in ``meta_info``) or a ``TensorDict``. Columns of the
+    output are written under the samples of the first such argument, and its metadata is
+    returned, with the output's ``meta_info`` as ``extra_info``. Without such an argument the call
+    passes through untouched. Works for coroutine functions too.
+
+    Args:
+        dispatch_mode: verl's, as given to ``register``. With a mode that knows a mesh, only ranks
+            that the mesh collects from write. :func:`meta_dispatch` sees to that by itself.
+        put_data: False: the output is returned as it is, and nothing is written.
+        reads: the fields that the function reads, and the only ones that travel; by default those
+            in the metadata. Readable as ``function.reads``.
+        writes: the fields of the output that are written, all of which it must have; by default
+            all it has. Readable as ``function.writes``.
+        form: what to resolve into; ``auto``: a TensorDict where the parameter is annotated as
+            one, else a DataProto.
+        device: where tensors go, straight from the shared-memory view; ``auto``: the process's
+            accelerator, or private copies in main memory where it has none.
+        overwrite: allow a written field to change its dtype.
+        timeout: deadline of each read and of the write, in seconds.
+
+    Raises:
+        InputError: the output lacks a field of ``writes`` or has another number of rows than the
+            metadata.
+    """
+
+    def decorate(function: F) -> F:
+        bridge = _Bridge(
+            annotations={
+                name: parameter.annotation
+                for name, parameter in inspect.signature(function).parameters.items()
+            },
+            dispatch_mode=dispatch_mode,
+            put_data=put_data,
+            reads=None if reads is None else tuple(reads),
+            writes=None if writes is None else tuple(writes),
+            form=form,
+            device=device,
+            overwrite=overwrite,
+            timeout=timeout,
+        )
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            meta = _first_meta(args, kwargs)
+            if meta is None:
+                return function(*args, **kwargs)
+            resolved = bridge.resolve(args, kwargs, bridge.target())
+            output = function(*resolved.args, **resolved.kwargs)
+            return bridge.write(args, meta, resolved.samples, output)
+
+        @functools.wraps(function)
+        async def acall(*args: Any, **kwargs: Any) -> Any:
+            meta = _first_meta(args, kwargs)
+            if meta is None:
+                return await function(*args, **kwargs)
+            resolved = await asyncio.to_thread(bridge.resolve, args, kwargs, bridge.target())
+            output = await function(*resolved.args, **resolved.kwargs)
+            return await asyncio.to_thread(bridge.write, args, meta, resolved.samples, output)
+
+        wrapper: Any = acall if inspect.iscoroutinefunction(function) else call
+        wrapper.reads = bridge.reads
+        wrapper.writes = bridge.writes
+        return wrapper
+
+    return decorate
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    args: list[Any]
+    kwargs: dict[str, Any]
+    samples: BatchMeta
+
+
+@dataclass(frozen=True, slots=True)
+class _Bridge:
+    """What happens before and after the function; see :func:`tqbridge`."""
+
+    annotations: Mapping[str, Any]
+    dispatch_mode: Any
+    put_data: bool
+    reads: tuple[str, ...] | None
+    writes: tuple[str, ...] | None
+    form: Form | Literal["auto"]
+    device: str | torch.device
+    overwrite: bool
+    timeout: float | None
+
+    def target(self) -> torch.device:
+        """The device; asked for on the caller's thread, to which current devices belong."""
+        return worker_device() if self.device == "auto" else torch.device(self.device)
+
+    def resolve(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
+    ) -> _Resolved:
+        """The arguments with batches in place of metadata."""
+        names = [*self.annotations, *[""] * len(args)]
+        samples: list[BatchMeta] = []
+
+        def one(name: str, value: Any) -> Any:
+            if not isinstance(value, Meta):
+                return value
+            samples.append(_samples_of(value))
+            return self._batch(name, samples[-1], device)
+
+        resolved = [one(name, value) for name, value in zip(names, args, strict=False)]
+        keywords = {name: one(name, value) for name, value in kwargs.items()}
+        return _Resolved(resolved, keywords, samples[0])
+
+    def write(self, args: Sequence[Any], meta: Meta, samples: BatchMeta, output: Any) -> Any:
+        """Write the output's columns; return the metadata, or the output where it is no batch."""
+        parts = take_apart(output) if self.put_data else None
+        if parts is None:
+            return output
+        columns, info = parts
+        real = samples.unpadded()
+        real.extra_info = info
+        columns = self._declared(columns, samples)
+        if columns and real.size and not samples.read_only and self._collects(args):
+            host = first_rows(to_host(columns), real.size)
+            real = get_client().put(host, real, overwrite=self.overwrite, timeout=self.timeout)
+        if isinstance(meta, BatchMeta):
+            return real
+        fields = sorted({*(meta.fields or ()), *real.field_names})
+        return KVBatchMeta(meta.keys, meta.tags, meta.partition_id, fields, real.extra_info)
+
+    def _batch(self, name: str, samples: BatchMeta, device: torch.device) -> Any:
+        on_host = device.type == "cpu"
+        columns = get_client().get_columns(
+            samples, self.reads, copy=on_host, timeout=self.timeout
+        )
+        if not on_host:
+            columns = {
+                field: c.to(device, non_blocking=True) if isinstance(c, torch.Tensor) else c
+                for field, c in columns.items()
+            }
+        return build(self._form_of(name), columns, samples.size, samples.extra_info)
+
+    def _form_of(self, name: str) -> Form:
+        if self.form != "auto":
+            return self.form
+        annotation = self.annotations.get(name)
+        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
+        return "tensordict" if text.endswith("TensorDict") else "dataproto"
+
+    def _declared(
+        self, columns: dict[str, Column], samples: BatchMeta
+    ) -> dict[str, Column]:
+        if self.writes is not None and not samples.read_only:
+            lacking = [name for name in self.writes if name not in columns]
+            if lacking:
+                raise InputError(
+                    f"The output lacks the declared fields {lacking}; it has {sorted(columns)}",
+                    fields=lacking,
+                )
+            columns = {name: columns[name] for name in self.writes}
+        for name, column in columns.items():
+            if length(column) != samples.size:
+                raise InputError(
+                    f"Output {name!r} has {length(column)} rows for {samples.size} samples",
+                    fields=[name],
+                )
+        return columns
+
+    def _collects(self, args: Sequence[Any]) -> bool:
+        """Whether this rank writes, as far as verl's dispatch mode says."""
+        if not isinstance(self.dispatch_mode, Mapping) or not args:
+            return True
+        mesh = getattr(self.dispatch_mode["collect_fn"], "args", ())  # of a functools.partial
+        ask = getattr(args[0], "query_collect_info", None)
+        return bool(ask(mesh[0])) if mesh and ask is not None else True
+
+
+def _first_meta(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Meta | None:
+    return next((v for v in (*args, *kwargs.values()) if isinstance(v, Meta)), None)
+
+
+def _samples_of(meta: Meta) -> BatchMeta:
+    if isinstance(meta, BatchMeta):
+        return meta
+    if meta.partition_id is None:
+        raise InputError("The KVBatchMeta names no partition")
+    samples = get_client().kv_retrieve_meta(meta.keys, meta.partition_id)
+    if meta.fields is not None:
+        samples = samples.select_fields(meta.fields)
+    samples.extra_info = dict(meta.extra_info)
+    return samples

@@ -1,0 +1,150 @@
+"""Metadata over the ranks of a verl worker group: chunk, pad, concat, by DataProto's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tq_redis.errors import InputError
+from tq_redis.metadata import BatchMeta, KVBatchMeta
+
+
+def meta_dispatch(mesh_name: str, *, pad: bool = False) -> dict[str, Callable[..., Any]]:
+    """A dispatch mode for verl's ``register``: metadata, or verl's own batches, over a mesh.
+
+    Args:
+        mesh_name: a mesh that the workers registered, for example ``actor``.
+        pad: fill a batch that the ranks cannot share evenly up with repeated rows, which are
+            never written back; else such a batch is refused, as DataProto does. verl's own
+            ``auto_padding`` entry in ``extra_info`` does the same for one batch.
+
+    Batches are split over the data-parallel ranks, ranks of one group get the same rows, and only
+    those that the mesh collects from write back. Other arguments go to every rank as they are.
+    """
+    return {
+        "dispatch_fn": partial(_dispatch, mesh_name, pad),
+        "collect_fn": partial(_collect, mesh_name),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class MetaFuture:
+    """The metadata that a non-blocking call will return.
+
+    Attributes:
+        refs: one Ray reference per collected rank.
+    """
+
+    refs: Sequence[Any]
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for all ranks, at most ``timeout`` seconds, and concatenate.
+
+        Raises:
+            ray.exceptions.GetTimeoutError: the ranks did not answer in time.
+        """
+        import ray
+
+        return concat_outputs(ray.get(list(self.refs), timeout=timeout))
+
+
+def concat_metas(metas: Sequence[BatchMeta]) -> BatchMeta:
+    """Batches of several ranks as one. ``extra_info["metrics"]`` of all ranks are kept: a list of
+    values per metric, as ``DataProto.concat`` makes it.
+
+    Raises:
+        InputError: fields differ, or ``extra_info`` has two values for another name.
+    """
+    from verl.utils.py_functional import list_of_dict_to_dict_of_list
+
+    metrics: list[Mapping[str, Any]] = []
+    plain: list[BatchMeta] = []
+    for meta in metas:
+        copied = meta.copy()
+        mine = copied.extra_info.pop("metrics", None)
+        metrics += mine if isinstance(mine, list) else [] if mine is None else [mine]
+        plain.append(copied)
+    joined = BatchMeta.concat(plain)
+    if metrics:
+        joined.extra_info["metrics"] = list_of_dict_to_dict_of_list(metrics)
+    return joined
+
+
+def concat_outputs(outputs: Sequence[Any]) -> Any:
+    """What the collected ranks returned, as one: metadata, verl's batches, or the plain list."""
+    from verl.protocol import BatchData
+
+    if all(isinstance(output, BatchMeta) for output in outputs):
+        return concat_metas(outputs)
+    if all(isinstance(output, KVBatchMeta) for output in outputs):
+        return KVBatchMeta.concat(outputs)
+    batches = BatchData(outputs)
+    return batches.concat() if batches.is_concatable() else list(outputs)
+
+
+def _dispatch(
+    mesh: str, pad: bool, group: Any, *args: Any, **kwargs: Any
+) -> tuple[tuple[list[Any], ...], dict[str, list[Any]]]:
+    dp_ranks = _mesh_info(group, mesh, "dispatch")
+    collects = _mesh_info(group, mesh, "collect")
+
+    def spread(value: Any) -> list[Any]:
+        parts = _parts(value, max(dp_ranks) + 1, pad)
+        if parts is None:
+            return [value] * len(dp_ranks)
+        return [
+            _for_rank(parts[dp_rank], collect)
+            for dp_rank, collect in zip(dp_ranks, collects, strict=True)
+        ]
+
+    return tuple(spread(arg) for arg in args), {name: spread(arg) for name, arg in kwargs.items()}
+
+
+def _collect(mesh: str, group: Any, outputs: Sequence[Any]) -> Any:
+    import ray
+
+    collects = _mesh_info(group, mesh, "collect")
+    wanted = [output for output, collect in zip(outputs, collects, strict=True) if collect]
+    if any(isinstance(output, ray.ObjectRef) for output in wanted):
+        return MetaFuture(wanted)
+    return concat_outputs(wanted)
+
+
+def _parts(value: Any, chunks: int, pad: bool) -> Sequence[Any] | None:
+    """One part per data-parallel rank; None for what is no batch."""
+    from verl.protocol import BatchData, DataProtoConfig
+
+    if isinstance(value, MetaFuture):
+        value = value.get()
+    if not isinstance(value, BatchMeta | KVBatchMeta):
+        batch = BatchData(value)
+        return batch.chunk(chunks=chunks) if batch.is_chunkable() else None
+    if value.size % chunks:
+        may_pad = pad or DataProtoConfig.auto_padding
+        may_pad = may_pad or value.extra_info.get(DataProtoConfig.auto_padding_key, False)
+        if not may_pad or isinstance(value, KVBatchMeta):
+            raise InputError(
+                f"{value.size} samples cannot be shared evenly by {chunks} ranks. Take a multiple "
+                f"of {chunks}, or use a BatchMeta with meta_dispatch(..., pad=True)."
+            )
+        value = value.padded(chunks)
+    return value.chunk(chunks)
+
+
+def _for_rank(part: Any, collect: bool) -> Any:
+    if collect or not isinstance(part, BatchMeta):
+        return part
+    copied = part.copy()
+    copied.read_only = True
+    return copied
+
+
+def _mesh_info(group: Any, mesh: str, kind: str) -> list[Any]:
+    """verl's answer per rank, kept in the worker group as verl itself does: the data-parallel
+    rank (``dispatch``) or whether its output is collected (``collect``)."""
+    known = getattr(group, f"_{kind}_info")
+    if mesh not in known:
+        known[mesh] = getattr(group, f"_query_{kind}_info")(mesh)
+    return known[mesh]

@@ -1,0 +1,77 @@
+-- Cells, the blocks that they lie in, and tags.
+
+-- Freed blocks that one reply names beyond its own: what a client that died left behind.
+local STALE_BLOCKS, STALE_S = 64, 60
+
+-- The number of the block that a locator names.
+local numbers = {}
+local function block_of(locator)
+  local number = numbers[locator]
+  if not number then
+    number = string.match(locator, '^%d+')
+    numbers[locator] = number
+  end
+  return number
+end
+
+-- Cells with these locators are no longer used. Blocks without a used cell go to `freed`, where
+-- they stay until a client has freed the bytes, so that a crash in between loses no memory.
+local freed = {}
+local function release_cells(locators, count)
+  local gone = {}
+  for i = 1, count do
+    if locators[i] then
+      local number = block_of(locators[i])
+      gone[number] = (gone[number] or 0) + 1
+    end
+  end
+  for number, cells in pairs(gone) do
+    if redis.call('HINCRBY', key('live'), number, -cells) == 0 then
+      local block = cjson.decode(redis.call('HGET', key('blocks'), number))
+      redis.call('ZADD', key('freed'), seconds(), block.handle)
+      redis.call('HINCRBY', P, 'bytes', -block.bytes)
+      redis.call('HDEL', key('live'), number)
+      redis.call('HDEL', key('blocks'), number)
+      freed[#freed + 1] = block.handle
+    end
+  end
+end
+
+-- The handles whose bytes the caller is to free: those that this call freed, and a few that another
+-- client was told of so long ago that it must have died.
+local function to_free()
+  local stale = redis.call('ZRANGEBYSCORE', key('freed'), '-inf', seconds() - STALE_S,
+    'LIMIT', 0, STALE_BLOCKS)
+  for _, handle in ipairs(stale) do
+    freed[#freed + 1] = handle
+  end
+  return freed
+end
+
+-- {{name, JSON per row}, ...}; '' where a row has no such tag.
+local function tags_of(ids)
+  local tags = {}
+  for _, name in ipairs(redis.call('SMEMBERS', key('tagnames'))) do
+    local values = lookup('HMGET', key('tag', name), ids)
+    for i = 1, #ids do
+      values[i] = values[i] or ''
+    end
+    tags[#tags + 1] = { name, values }
+  end
+  return tags
+end
+
+-- `tags`: {{name, JSON per row}, ...}; '' leaves the row's tag as it is.
+local function write_tags(tags, ids)
+  for _, tag in ipairs(tags) do
+    local name, values, cells = tag[1], tag[2], {}
+    for row = 1, #ids do
+      if values[row] ~= '' then
+        cells[#cells + 1], cells[#cells + 2] = ids[row], values[row]
+      end
+    end
+    call('HSET', key('tag', name), cells)
+    redis.call('SADD', key('tagnames'), name)
+  end
+end
+

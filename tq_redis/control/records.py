@@ -1,0 +1,131 @@
+"""What goes into a call of the control plane and what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tq_redis.metadata.schema import FieldSchema
+
+Tags = Mapping[str, Any]
+
+# (handle, first row inside the block, number of rows)
+Run = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEntry:
+    """A block that a put wrote, as it is recorded.
+
+    Attributes:
+        handle: the data plane's name for it.
+        nbytes: its size in bytes.
+        first_row: the first row of the put that it holds.
+        rows: how many rows it holds.
+        dtypes: field -> dtype (empty for non-tensor values), for every field it holds.
+    """
+
+    handle: str
+    nbytes: int
+    first_row: int
+    rows: int
+    dtypes: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """The rows of one produce call and what is written of them.
+
+    Either ``ids`` names existing rows, or ``count`` new ones are made (with ``keys``: rows are
+    found by key, and made where the key is new).
+
+    Attributes:
+        count: number of rows.
+        ids: sample ids, distinct.
+        keys: a user key per row, distinct.
+        groups: a group per new row; rows that exist keep theirs.
+        tags: per row, merged into the tags that it has.
+        blocks: where the bytes are. Together they cover every row of each field.
+        schema: the form of each field.
+        overwrite: a field may change its dtype.
+    """
+
+    count: int
+    ids: Sequence[int] | None = None
+    keys: Sequence[str] | None = None
+    groups: Sequence[str] | None = None
+    tags: Sequence[Tags] | None = None
+    blocks: Sequence[BlockEntry] = ()
+    schema: Mapping[str, FieldSchema] = field(default_factory=dict[str, FieldSchema])
+    overwrite: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a produce call did.
+
+    Attributes:
+        ids: the rows' sample ids, in the order of the put.
+        freed: handles of blocks without a used cell: their bytes are to be freed.
+    """
+
+    ids: list[int]
+    freed: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """Samples that a task got.
+
+    Attributes:
+        ids: sample ids, ascending, or group by group.
+        schema: the form of each field asked for.
+        tags: one dict per row.
+    """
+
+    ids: list[int]
+    schema: dict[str, FieldSchema]
+    tags: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class NotEnough:
+    """Fewer samples can be claimed than were asked for.
+
+    Attributes:
+        exists: whether the partition exists.
+        ready: samples that could be claimed; for a claim of groups, those that have one.
+        groups: how many whole groups could be claimed.
+        event: what to wait behind.
+    """
+
+    exists: bool
+    ready: int
+    groups: int
+    event: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What is known of some rows.
+
+    Attributes:
+        ids: sample ids; 0 where a user key was not found.
+        keys: user keys, None where a row has none.
+        tags: one dict per row.
+        schema: the fields that were asked about and that the partition has.
+        produced: field -> one flag per row.
+        consumed: one flag per row, if a task was named.
+    """
+
+    ids: list[int]
+    keys: list[str | None]
+    tags: list[dict[str, Any]]
+    schema: dict[str, FieldSchema]
+    produced: dict[str, list[bool]]
+    consumed: list[bool]
+
+    def common_fields(self) -> list[str]:
+        """Fields that every row has, sorted."""
+        return sorted(name for name, flags in self.produced.items() if all(flags))
