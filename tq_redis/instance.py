@@ -53,6 +53,13 @@ class Instance:
             ConfigError: the namespace is in use by another process.
             ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
         """
+        try:
+            await self._start(embedded)
+        except BaseException:
+            await self.core.close()
+            raise
+
+    async def _start(self, embedded: bool) -> None:
         deadline = Deadline(_CONTACT_S)
         await self._connection.check_server(deadline, own=embedded)
         await self._ownership.take(deadline)
@@ -74,7 +81,11 @@ class Instance:
             ServerUnavailableError, AuthenticationError: Redis cannot be used.
         """
         deadline = Deadline(_CONTACT_S)
-        await self._connection.command("PING", deadline=deadline)
+        try:
+            await self._connection.command("PING", deadline=deadline)
+        except BaseException:
+            await self.core.close()
+            raise
         if may_own:
             with suppress(ConfigError):  # the owner lives
                 await self._ownership.take(deadline)

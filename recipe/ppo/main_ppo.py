@@ -18,6 +18,19 @@ from recipe.ppo.cluster import prepare_environment
 METRICS = "metrics.jsonl"
 PLOT = "accuracy.png"
 
+# Settings of verl that exist, but with one value here.
+_FIXED = {
+    "task.name": "spell_backward",
+    "algorithm.adv_estimator": "grpo",
+    "actor_rollout_ref.rollout.val_kwargs.n": 1,
+    "reward.reward_model.enable": False,
+    "distillation.enabled": False,
+    "trainer.balance_batch": False,
+    "trainer.resume_mode": "auto",
+    "trainer.val_before_train": True,
+    "trainer.val_only": False,
+}
+
 
 @hydra.main(version_base=None, config_path="config", config_name="ppo")
 def main(config: DictConfig) -> None:
@@ -35,8 +48,7 @@ def run(config: DictConfig) -> None:
     """Make the data and the warm start, train from the last checkpoint, and report.
 
     Raises:
-        TQError: the queue cannot be used as configured.
-        ValueError: a setting is out of range or does not fit another.
+        TQError: a setting is wrong, or the queue cannot be used as configured.
     """
     output = Path(config.output_dir).resolve()
     config.output_dir = str(output)
@@ -60,27 +72,27 @@ def _check(config: DictConfig) -> Any:
     """Settings of the warm start; refuses a configuration that would fail later.
 
     Raises:
-        ConfigError, ValueError: a setting is unknown or out of range.
+        ConfigError: a setting is unknown, out of range, or one that this recipe has no code for.
     """
     import msgspec
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
-    from recipe.tasks import spell_backward
     from recipe.tasks.warm_start import WarmStartSettings
     from tq_redis.config import load_config
+    from tq_redis.errors import ConfigError
 
     load_config(config.tq_redis)
-    if config.task.name != spell_backward.NAME:
-        raise ValueError(f"task.name must be {spell_backward.NAME}, got {config.task.name!r}")
-    if config.algorithm.adv_estimator != "grpo":
-        raise ValueError(
-            f"algorithm.adv_estimator must be grpo, got {config.algorithm.adv_estimator!r}"
+    for name, value in _FIXED.items():
+        if OmegaConf.select(config, name) != value:
+            raise ConfigError(f"{name} must be {value}, got {OmegaConf.select(config, name)!r}")
+    try:
+        validate_config(config, need_reference_policy(config), use_critic=False)
+        return msgspec.convert(
+            OmegaConf.to_container(config.task.warm_start, resolve=True), WarmStartSettings
         )
-    validate_config(config, need_reference_policy(config), use_critic=False)
-    return msgspec.convert(
-        OmegaConf.to_container(config.task.warm_start, resolve=True), WarmStartSettings
-    )
+    except (AssertionError, ValueError, msgspec.ValidationError) as error:
+        raise ConfigError(str(error)) from error
 
 
 def _train(config: DictConfig, settings: Any, output: Path, records: Any) -> None:

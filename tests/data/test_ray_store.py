@@ -71,13 +71,14 @@ class _Producer:
 Producer: Any = ray.remote(num_cpus=0)(_Producer)
 
 
-def produced_by_a_dead_process(config: Config, megabytes: int) -> list[WrittenBlock]:
+def produced_by_a_dead_process(config: Config, *megabytes: int) -> list[list[WrittenBlock]]:
+    """One put for each number; 0 stands for a few bytes."""
     producer = Producer.remote(config)
-    blocks = ray.get(producer.put.remote(megabytes), timeout=60)
-    pid_gone = producer.__ray_terminate__.remote()
-    ray.wait([pid_gone], timeout=30)
+    puts = ray.get([producer.put.remote(size) for size in megabytes], timeout=60)
+    ended = producer.__ray_terminate__.remote()
+    ray.wait([ended], timeout=30)
     ray.kill(producer)
-    return blocks
+    return puts
 
 
 def kill_store(config: Config) -> None:
@@ -95,19 +96,13 @@ def store_bytes() -> int:
 
 
 def test_samples_of_a_dead_producer_stay_readable(config: Config, plane: RayDataPlane) -> None:
-    blocks = produced_by_a_dead_process(config, 40)
-    assert len(blocks) > 1
+    large, small = produced_by_a_dead_process(config, 40, 0)
+    assert len(large) > 1
     for copy in (True, False):  # the second time from the store's own objects
-        got = run(plane.get(all_rows(blocks), soon(), copy=copy))
+        got = run(plane.get(all_rows(large), soon(), copy=copy))
         assert_same(got["x"], column(40))
         assert got["s"] == ["a"] * 40
-
-
-def test_small_blocks_of_a_dead_producer_stay_readable(config: Config) -> None:
-    """They never were objects of the producer."""
-    blocks = produced_by_a_dead_process(config, 0)
-    got = run(RayDataPlane(config).get(all_rows(blocks), soon()))
-    assert got["s"] == ["a"]
+    assert run(plane.get(all_rows(small), soon()))["s"] == ["a"]
 
 
 def test_a_store_that_dies_is_an_error_that_names_the_blocks(
@@ -138,12 +133,16 @@ def test_a_put_after_the_death_of_the_store_starts_a_new_one(
 
 
 def test_producers_that_start_at_once_share_one_store(config: Config) -> None:
-    producers = [Producer.remote(config) for _ in range(2)]
-    puts = ray.get([producer.put.remote(1) for producer in producers], timeout=60)
+    async def puts() -> list[list[WrittenBlock]]:
+        planes = [RayDataPlane(config) for _ in range(4)]
+        return await asyncio.gather(*(one.put("p", {"x": column(1)}, soon()) for one in planes))
+
+    written = run(puts())
     plane = RayDataPlane(config)
-    for blocks in puts:
+    for blocks in written:
         assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(1))
-    assert sum(map(len, run(plane.unconfirmed(0.0, soon())).values())) == sum(map(len, puts))
+    listed = run(plane.unconfirmed(0.0, soon()))["p"]
+    assert sorted(listed) == sorted(handle for blocks in written for handle in handles(blocks))
 
 
 def test_rounds_of_put_get_delete_do_not_grow_the_object_store(

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import recipe.ppo
 from recipe.ppo.main_ppo import run
+from tq_redis import ConfigError
 
 Compose = Callable[..., DictConfig]
 
@@ -71,6 +72,7 @@ def test_an_unknown_key_is_refused(composed: Compose, override: str) -> None:
         ("+task.warm_start.sead=1", "sead"),
         ("algorithm.adv_estimator=gae", "adv_estimator must be grpo"),
         ("task.name=chain_sum", "task.name must be spell_backward"),
+        ("trainer.resume_mode=disable", "resume_mode must be auto"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=128", "train_batch_size"),
     ],
 )
@@ -79,7 +81,7 @@ def test_a_bad_setting_is_refused_before_anything_is_written(
 ) -> None:
     config = composed(f"output_dir={tmp_path / 'out'}", override)
 
-    with pytest.raises(Exception, match=message):
+    with pytest.raises(ConfigError, match=message):
         run(config)
 
     assert not (tmp_path / "out").exists()

@@ -1,0 +1,131 @@
+"""What must hold for the keys of a partition at any time, computed from the keys themselves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import redis
+from redis.crc import key_slot
+
+Admin = redis.Redis
+
+
+def dump(admin: Admin, namespace: str) -> dict[str, Any]:
+    """The content of the namespace, but for replies, lifetimes and the next id."""
+    readers = {
+        "string": admin.get,
+        "hash": admin.hgetall,
+        "set": admin.smembers,
+        "zset": lambda key: admin.zrange(key, 0, -1, withscores=True),
+        "stream": admin.xrange,
+    }
+    found = {
+        key: readers[admin.type(key)](key)
+        for key in admin.scan_iter(f"tq:{namespace}:*", count=1000)
+        if ":req:" not in key and not key.endswith(":next_sample")
+    }
+    for value in found.values():
+        if isinstance(value, dict):
+            value.pop("expires_at", None)
+    return found
+
+
+class Partition:
+    """One partition's keys, read raw.
+
+    Args:
+        key: of its summary.
+    """
+
+    def __init__(self, admin: Admin, key: str) -> None:
+        self._admin = admin
+        self._key = key
+        self.summary: dict[str, str] = admin.hgetall(key)
+        self.ids: list[str] = admin.zrange(f"{key}:samples", 0, -1)
+        self.fields = {name: self._hash("field", name) for name in admin.hkeys(f"{key}:schema")}
+        self.blocks = {n: json.loads(text) for n, text in self._hash("blocks").items()}
+        self.groups = self._hash("group")
+
+    def check(self) -> None:
+        """Fail where two keys contradict each other."""
+        self._check_counters()
+        self._check_blocks()
+        for name, text in self._hash("indexes").items():
+            self._check_index(name, json.loads(text))
+        self._check_names()
+        self._check_lifetimes()
+
+    def _hash(self, *suffix: str) -> dict[str, str]:
+        return self._admin.hgetall(":".join((self._key, *suffix)))
+
+    def _zset(self, *suffix: str) -> dict[str, float]:
+        return dict(self._admin.zrange(":".join((self._key, *suffix)), 0, -1, withscores=True))
+
+    def _check_counters(self) -> None:
+        assert int(self.summary["samples"]) == len(self.ids)
+        assert int(self.summary["bytes"]) == sum(block["bytes"] for block in self.blocks.values())
+        for name, cells in self.fields.items():
+            assert set(cells) <= set(self.ids)
+            assert int(self.summary.get(f"produced:{name}", 0)) == len(cells), name
+
+    def _check_blocks(self) -> None:
+        used = Counter(
+            cell.split(":")[0] for cells in self.fields.values() for cell in cells.values()
+        )
+        live = self._hash("live")
+        live.pop("next", None)
+        assert {number: int(cells) for number, cells in live.items()} == used
+        assert self.blocks.keys() == used.keys()
+        freed = self._zset("freed")
+        assert freed.keys().isdisjoint(block["handle"] for block in self.blocks.values())
+
+    def _check_index(self, name: str, index: dict[str, Any]) -> None:
+        taken = self._hash("task", index["task"])
+        assert set(taken) <= set(self.ids)
+        assert int(self.summary.get(f"consumed:{index['task']}", 0)) == len(taken)
+        able = [
+            sample
+            for sample in self.ids
+            if sample not in taken
+            and all(sample in self.fields.get(field, ()) for field in index["fields"])
+            and (index["done"] or int(sample) <= index["built"])
+        ]
+        size = index["group_size"]
+        if not size:
+            assert self._zset("ready", name) == {sample: float(sample) for sample in able}
+            return
+        members: dict[str, list[str]] = {}
+        for sample in able:
+            if sample in self.groups:
+                members.setdefault(self.groups[sample], []).append(sample)
+        assert list(self._zset("ready", name)) == sorted(
+            f"{group}:{int(sample):016d}" for group, ids in members.items() for sample in ids
+        )
+        counts = {group: int(count) for group, count in self._hash("ready", name, "count").items()}
+        assert counts.pop(":whole", 0) == sum(len(ids) // size for ids in members.values())
+        assert counts == {group: len(ids) for group, ids in members.items()}
+        assert self._zset("ready", name, "groups") == {
+            group: float(ids[0]) for group, ids in members.items() if len(ids) >= size
+        }
+
+    def _check_names(self) -> None:
+        keys = self._hash("keys")
+        assert {sample: key for key, sample in keys.items()} == self._hash("key_of")
+        assert set(keys.values()) <= set(self.ids)
+        assert set(self.groups) <= set(self.ids)
+        for name in self._admin.smembers(f"{self._key}:tagnames"):
+            assert set(self._hash("tag", name)) <= set(self.ids)
+
+    def _check_lifetimes(self) -> None:
+        expires_at = int(self.summary["expires_at"])
+        for key in self._admin.scan_iter(count=1000):
+            if key != self._key and not key.startswith(f"{self._key}:"):
+                continue
+            assert key_slot(key.encode()) == key_slot(self._key.encode())
+            left = self._admin.pttl(key) / 1000
+            assert left > 0, f"{key} has no lifetime"
+            if ":req:" not in key and ":trash" not in key:
+                assert abs(time.time() + left - expires_at) < 1.5, f"{key} expires apart"
