@@ -17,6 +17,7 @@ import redis
 
 from tests.conftest import WaitUntil
 from tq_redis import redis_server
+from tq_redis.deadline import Deadline
 from tq_redis.errors import ServerError
 from tq_redis.redis_server import EmbeddedServer, find_redis_cli, start_server
 
@@ -162,6 +163,31 @@ def test_a_terminated_supervisor_takes_the_server_along(wait_until: WaitUntil) -
     supervisor.terminate()
     wait_until(lambda: server.ended_within(0) and not server.data_dir.exists())
     server.stop()
+
+
+def test_stop_ends_a_server_whose_supervisor_was_killed(wait_until: WaitUntil) -> None:
+    server = start_server()
+    pid = server_pid(server.url)
+    supervisor = psutil.Process(pid).parent()
+    assert supervisor is not None
+    supervisor.kill()
+    server.stop()
+    wait_until(lambda: not psutil.pid_exists(pid))
+    assert not server.data_dir.exists()
+
+
+def test_an_interrupted_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[EmbeddedServer] = []
+
+    def interrupt(server: EmbeddedServer, deadline: Deadline) -> bool:
+        started.append(server)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(redis_server, "_wait_until_ready", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        start_server()
+    assert started[0].ended_within(0)
+    assert not started[0].data_dir.exists()
 
 
 def test_a_server_that_dies_is_noticed(wait_until: WaitUntil) -> None:

@@ -43,7 +43,9 @@ class Instance:
         self._data = open_data_plane(config)
         self._ownership = Ownership(self._connection, control.keys)
         self._upkeep: asyncio.Task[None] | None = None
-        self.core = AsyncKVClient(config, control, self._data, f"{socket.gethostname()}:{os.getpid()}")
+        self.core = AsyncKVClient(
+            config, control, self._data, f"{socket.gethostname()}:{os.getpid()}"
+        )
 
     async def start(self, *, embedded: bool) -> None:
         """Become the owner of a new instance. What an earlier owner left in the namespace is
@@ -65,8 +67,12 @@ class Instance:
         await self._ownership.take(deadline)
         left = await self.core.get_partition_list()
         if left:
-            _log.warning("Clearing partitions %s that an earlier run left in namespace %s of %s",
-                         shorten(left), self.config.redis.namespace, self._connection.url)
+            _log.warning(
+                "Clearing partitions %s that an earlier run left in namespace %s of %s",
+                shorten(left),
+                self.config.redis.namespace,
+                self._connection.url,
+            )
             await self._clear(left)
         await self._data.start(deadline)
         self._upkeep = asyncio.create_task(self._keep_up())
@@ -149,8 +155,8 @@ def require_same_server(asked: Config, running: Config) -> None:
     ConfigError: the running instance keeps its state in another Redis than the one asked for.
     """
     if asked.redis.url not in (None, running.redis.url):
+        here, there = hide_password(running.redis.url or ""), hide_password(asked.redis.url or "")
         raise ConfigError(
-            f"Namespace {running.redis.namespace!r} runs on {hide_password(running.redis.url or '')}, "
-            f"not on {hide_password(asked.redis.url or '')}. Leave redis.url out to attach to it, or "
-            f"choose another namespace."
+            f"Namespace {running.redis.namespace!r} runs on {here}, not on {there}. "
+            f"Leave redis.url out to attach to it, or choose another namespace."
         )

@@ -23,6 +23,7 @@ import tempfile
 import uuid
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, cast
@@ -100,7 +101,9 @@ class EmbeddedServer:
         if output is None or output.closed:
             return True
         # Once it runs, the server alone holds the other end, and it writes to its log instead.
-        while select.select([output], [], [], seconds)[0]:
+        arrival = select.poll()
+        arrival.register(output)
+        while arrival.poll(seconds * 1000):
             words = output.read(4096)
             if not words:
                 return True
@@ -121,8 +124,12 @@ class EmbeddedServer:
         try:
             self._supervisor.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            os.killpg(self._supervisor.pid, signal.SIGKILL)
+            self._supervisor.kill()
             self._supervisor.wait()
+        if self.data_dir.exists():
+            # The supervisor was killed before it could do its work; its process group lives on.
+            with suppress(ProcessLookupError):
+                os.killpg(self._supervisor.pid, signal.SIGKILL)
             shutil.rmtree(self.data_dir, ignore_errors=True)
         _running.discard(self)
 
@@ -182,12 +189,17 @@ def start_server(
     log = ""
     for _ in range(_PORT_ATTEMPTS):
         port = _free_port()
-        data_dir = Path(tempfile.gettempdir()) / f"tq_redis-{uuid.uuid4().hex}"
+        data_dir = Path(tempfile.gettempdir()).resolve() / f"tq_redis-{uuid.uuid4().hex}"
         server = EmbeddedServer([*command, *_arguments(options, port, data_dir)], port, data_dir)
-        if _wait_until_ready(server, deadline):
-            return server
-        log = server.log_tail()
-        server.stop()
+        ready = False
+        try:
+            ready = _wait_until_ready(server, deadline)
+            if ready:
+                return server
+            log = server.log_tail()
+        finally:
+            if not ready:
+                server.stop()
         # Between the choice of the port and the server's bind another process may take it.
         if "Address already in use" not in log:
             break
@@ -236,7 +248,7 @@ def _answers(client: redis.Redis, server: EmbeddedServer) -> bool:
         # A stranger may have taken the port meanwhile; the directory tells them apart.
         # redis-py types its options loosely.
         settings = cast(Any, client).config_get("dir")
-        return settings["dir"] == str(server.data_dir.resolve())
+        return settings["dir"] == str(server.data_dir)
     except redis.RedisError:
         return False
 

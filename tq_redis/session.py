@@ -123,7 +123,7 @@ def _open(conf: Mapping[str, Any] | DictConfig | Config | None) -> _Session:
             session = _start(config)
     except BaseException:
         if started_ray:
-            _end_ray()
+            _ray().shutdown()
         raise
     session.started_ray = started_ray
     return session
@@ -167,41 +167,36 @@ def _end(session: _Session) -> None:
         if session.server is not None:
             session.server.stop()
         if session.started_ray:
-            _end_ray()
+            _ray().shutdown()
+
+
+def _ray() -> Any:
+    # Imported late: the memory backend needs no Ray. Its own types are partial.
+    import ray
+
+    return ray
 
 
 def _running() -> dict[str, str]:
-    import ray
-
-    if not ray.is_initialized():
+    if not _ray().is_initialized():
         return {}
-    from tq_redis.data.ray_store import running_instances
+    from tq_redis.data.ray_stores import running_instances
 
     return running_instances()
 
 
 def _ensure_ray() -> bool:
     """Join Ray, or start it; True if this call did."""
-    import ray
-
-    if ray.is_initialized():
+    if _ray().is_initialized():
         return False
-    ray.init()
+    _ray().init()
     return True
-
-
-def _end_ray() -> None:
-    import ray
-
-    ray.shutdown()
 
 
 def _require_one_host(config: Config) -> None:
     if config.data.backend != "ray":
         return
-    import ray
-
-    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    hosts = {node["NodeManagerHostname"] for node in _ray().nodes() if node["Alive"]}
     if len(hosts) > 1:
         raise ConfigError(
             f"The embedded Redis serves one host, and this Ray cluster has {len(hosts)}. Start a "

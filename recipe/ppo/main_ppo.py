@@ -6,14 +6,17 @@ continues a run that was killed.
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-from recipe.ppo.cluster import prepare_environment
+from recipe.ppo.environment import prepare_environment
 
 METRICS = "metrics.jsonl"
 PLOT = "accuracy.png"
@@ -54,6 +57,8 @@ def run(config: DictConfig) -> None:
     config.output_dir = str(output)
     OmegaConf.resolve(config)
     settings = _check(config)
+    # reasoning-gym imports matplotlib, which writes to the home folder unless told before.
+    os.environ.setdefault("MPLCONFIGDIR", str(Path(config.task.cache_dir) / "matplotlib"))
 
     from recipe.ppo.checkpoints import Checkpoints
     from recipe.ppo.records import Records
@@ -64,7 +69,7 @@ def run(config: DictConfig) -> None:
         Path(config.trainer.default_local_dir), config.trainer.max_actor_ckpt_to_keep
     )
     if (checkpoints.latest or 0) < config.trainer.total_training_steps:
-        _train(config, settings, output, records)
+        _train(config, settings, records)
     _report(records, output)
 
 
@@ -87,7 +92,8 @@ def _check(config: DictConfig) -> Any:
         if OmegaConf.select(config, name) != value:
             raise ConfigError(f"{name} must be {value}, got {OmegaConf.select(config, name)!r}")
     try:
-        validate_config(config, need_reference_policy(config), use_critic=False)
+        with redirect_stdout(StringIO()):  # verl prints that all is well
+            validate_config(config, need_reference_policy(config), use_critic=False)
         return msgspec.convert(
             OmegaConf.to_container(config.task.warm_start, resolve=True), WarmStartSettings
         )
@@ -95,7 +101,7 @@ def _check(config: DictConfig) -> Any:
         raise ConfigError(str(error)) from error
 
 
-def _train(config: DictConfig, settings: Any, output: Path, records: Any) -> None:
+def _train(config: DictConfig, settings: Any, records: Any) -> None:
     import ray
 
     import tq_redis as tq
@@ -104,17 +110,14 @@ def _train(config: DictConfig, settings: Any, output: Path, records: Any) -> Non
     from recipe.tasks.spell_backward import make_splits, write_parquet
     from recipe.tasks.warm_start import warm_start
 
-    with ray_cluster(config, output):
+    with ray_cluster(config):
         try:
             tq.init(config.tq_redis)
             _announce(ray.get_runtime_context().gcs_address)
             splits = make_splits()
-            for files, split in (
-                (config.data.train_files, "train"),
-                (config.data.val_files, "test_tuning"),
-                (config.data.test_files, "test"),
-            ):
-                write_parquet(getattr(splits, split), split, Path(files))
+            write_parquet(splits.train, "train", Path(config.data.train_files))
+            write_parquet(splits.tuning, "tuning", Path(config.data.val_files))
+            write_parquet(splits.test, "test", Path(config.data.test_files))
             model = warm_start(settings, splits, Path(config.task.cache_dir))
             config.actor_rollout_ref.model.path = str(model)
             trainer = RayPPOTrainer(config, tq.get_client(), records)

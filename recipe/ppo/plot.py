@@ -27,7 +27,7 @@ def draw(history: Sequence[Metrics], path: Path) -> None:
     curves = {
         "reward (training words, sampled)": ("reward/mean", "-"),
         "accuracy (training words, sampled)": ("acc/mean", "-"),
-        "accuracy (validation words, greedy)": ("validation/acc", "o-"),
+        "accuracy (tuning words, greedy)": ("tuning/acc", "o-"),
         "accuracy (test words, greedy)": ("test/acc", "D"),
     }
     for label, (metric, style) in curves.items():

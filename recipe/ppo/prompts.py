@@ -79,7 +79,6 @@ def repeat(columns: Columns, uids: Sequence[str], times: int) -> Columns:
 def _load(files: str, config: DictConfig, tokenizer: Any, cache: Path, limit: int) -> Any:
     # The library takes its cache from the user's home unless told before the first use.
     datasets.config.HF_DATASETS_CACHE = cache
-    datasets.disable_progress_bars()
     with redirect_stdout(StringIO()):  # verl prints what it does
         return create_rl_dataset([files], config, tokenizer, None, max_samples=limit)
 

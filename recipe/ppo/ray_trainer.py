@@ -49,8 +49,10 @@ class RayPPOTrainer:
         cache = Path(config.task.cache_dir)
         data = config.data
         self.prompts = TrainingPrompts(data, tokenizer, cache)
-        self.validation = read_prompts(data.val_files, data, tokenizer, cache, data.val_max_samples)
-        self.test = read_prompts(data.test_files, data, tokenizer, cache, data.test_max_samples)
+        self.held_out: dict[str, Columns] = {
+            "tuning": read_prompts(data.val_files, data, tokenizer, cache, data.val_max_samples),
+            "test": read_prompts(data.test_files, data, tokenizer, cache, data.test_max_samples),
+        }
 
     def start_workers(self) -> None:
         """Start the worker processes and build the model in them."""
@@ -76,9 +78,9 @@ class RayPPOTrainer:
     def fit(self) -> None:
         """Train from the last checkpoint to the last step, evaluating as configured."""
         self._resume()
-        with tqdm(total=self.total_steps, initial=self.step, desc="GRPO", unit="step") as bar:
+        with tqdm(total=self.total_steps, initial=self.step, desc="GRPO", disable=None) as bar:
             if self.step == 0:
-                self._record({**self._evaluate("validation"), **self._evaluate("test")}, bar)
+                self._record({**self._evaluate("tuning"), **self._evaluate("test")}, bar)
             for prompts in self.prompts:
                 if self.step >= self.total_steps:
                     break
@@ -114,7 +116,7 @@ class RayPPOTrainer:
 
     def _evaluate(self, split: str) -> Metrics:
         """Greedy accuracy on a held-out set, as ``<split>/acc``, unless sampling is configured."""
-        prompts: Columns = getattr(self, split)
+        prompts = self.held_out[split]
         uids = [str(index) for index in range(len(prompts["raw_prompt"]))]
         start = time.perf_counter()
         with self._step(split) as step:
@@ -135,7 +137,7 @@ class RayPPOTrainer:
         trainer = self.config.trainer
         last = self.step == self.total_steps
         if last or (trainer.test_freq > 0 and self.step % trainer.test_freq == 0):
-            metrics |= self._evaluate("validation")
+            metrics |= self._evaluate("tuning")
         if last:
             metrics |= self._evaluate("test")
         metrics["driver/rss_mb"] = psutil.Process().memory_info().rss / 2**20
@@ -183,7 +185,7 @@ def _line(step: int, total: int, metrics: Metrics) -> str:
         "exact": "acc/mean",
         "entropy": "actor/entropy",
         "grad": "actor/grad_norm",
-        "validation": "validation/acc",
+        "tuning": "tuning/acc",
         "test": "test/acc",
         "s": "timing_s/step",
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas
-import reasoning_gym
 
 NAME = "spell_backward"
 DATA_SOURCE = f"reasoning_gym/{NAME}"
@@ -23,7 +23,7 @@ DATA_SOURCE = f"reasoning_gym/{NAME}"
 _PROBLEMS = 30_000
 _WARM_START = 2_000
 _VALIDATION = 256
-_TEST_TUNING = 500
+_TUNING = 500
 _TEST = 1_000
 
 
@@ -41,15 +41,15 @@ class Splits:
         warm_start: labelled words of the supervised warm start.
         train: words that reinforcement learning may ask; their answers only score.
         validation: words that decide when the warm start stops.
-        test_tuning: test words that were watched while learning rate, schedule and sizes were
+        tuning: held-out words that were watched while learning rate, schedule and sizes were
             chosen. They draw the curve during training, and are not evidence.
-        test: test words that nobody looked at. The reported accuracy is on these.
+        test: held-out words that nobody looked at. The reported accuracy is on these.
     """
 
     warm_start: Sequence[Problem]
     train: Sequence[Problem]
     validation: Sequence[Problem]
-    test_tuning: Sequence[Problem]
+    tuning: Sequence[Problem]
     test: Sequence[Problem]
 
 
@@ -61,19 +61,19 @@ def make_splits() -> Splits:
         pools[_pool(problem.question)].append(problem)
     for pool in pools.values():
         random.Random(123).shuffle(pool)
-    test, validation, train = pools["test"], pools["validation"], pools["train"]
+    held_out, validation, train = pools["test"], pools["validation"], pools["train"]
 
     # The package lists some words twice, capitalised and not. The sets are filled in this order.
     taken: set[str] = set()
-    test_tuning = _without(taken, test[:_TEST_TUNING])
-    test = _without(taken, test[_TEST_TUNING : _TEST_TUNING + _TEST])
+    tuning = _without(taken, held_out[:_TUNING])
+    test = _without(taken, held_out[_TUNING : _TUNING + _TEST])
     validation = _without(taken, validation[:_VALIDATION])
     warm_start = _without(taken, train[:_WARM_START])
     return Splits(
         warm_start=warm_start,
         train=_without(taken, train[_WARM_START:]),
         validation=validation,
-        test_tuning=test_tuning,
+        tuning=tuning,
         test=test,
     )
 
@@ -81,7 +81,7 @@ def make_splits() -> Splits:
 def _distinct_problems() -> list[Problem]:
     """The first 30,000 distinct questions of the dataset's own defaults, seed 1."""
     problems: dict[str, Problem] = {}
-    for entry in reasoning_gym.create_dataset(NAME, seed=1, size=4 * _PROBLEMS):
+    for entry in _reasoning_gym().create_dataset(NAME, seed=1, size=4 * _PROBLEMS):
         problems.setdefault(entry["question"], Problem(entry["question"], entry["answer"]))
         if len(problems) == _PROBLEMS:
             break
@@ -109,7 +109,9 @@ def messages(problem: Problem) -> list[dict[str, str]]:
 
 
 def write_parquet(problems: Sequence[Problem], split: str, path: Path) -> None:
-    """One row a problem, in the columns of verl's ``RLHFDataset``."""
+    """One row a problem, in the columns of verl's ``RLHFDataset``. A file that exists stays."""
+    if path.exists():
+        return
     rows = [
         {
             "data_source": DATA_SOURCE,
@@ -121,7 +123,9 @@ def write_parquet(problems: Sequence[Problem], split: str, path: Path) -> None:
         for index, problem in enumerate(problems)
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    pandas.DataFrame(rows).to_parquet(path)
+    unfinished = path.with_suffix(".tmp")
+    pandas.DataFrame(rows).to_parquet(unfinished)
+    unfinished.replace(path)
 
 
 def score_response(response: str, answer: str) -> float:
@@ -136,7 +140,15 @@ def score_response(response: str, answer: str) -> float:
 
 @cache
 def _dataset() -> Any:
-    return reasoning_gym.create_dataset(NAME, seed=1, size=1)
+    return _reasoning_gym().create_dataset(NAME, seed=1, size=1)
+
+
+def _reasoning_gym() -> Any:
+    with warnings.catch_warnings():
+        # A package that it imports compares with "is" what "==" is meant for.
+        warnings.simplefilter("ignore", SyntaxWarning)
+        import reasoning_gym
+    return reasoning_gym
 
 
 def compute_score(

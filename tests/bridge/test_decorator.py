@@ -37,7 +37,9 @@ def double(data: DataProto, factor: int = 2) -> DataProto:
     assert data.meta_info == {"temperature": 0.5}
     return DataProto.from_dict(
         tensors={"y": data.batch["x"] * factor, "extra": data.batch["x"]},
-        non_tensors={"text": np.array([repr(v) for v in data.non_tensor_batch["note"]], dtype=object)},
+        non_tensors={
+            "text": np.array([repr(v) for v in data.non_tensor_batch["note"]], dtype=object)
+        },
         meta_info={"metrics": {"loss": 0.25}},
     )
 

@@ -158,7 +158,9 @@ def test_status_calls(client: tq.Client) -> None:
         client.get_production_status(["z"], "p")
     summary = client.get_summary("p")
     assert {name: summary[name] for name in ("samples", "produced:x", "produced:y")} == {
-        "samples": 4, "produced:x": 4, "produced:y": 2,
+        "samples": 4,
+        "produced:x": 4,
+        "produced:y": 2,
     }
     assert summary["consumed:t"] == 4
 

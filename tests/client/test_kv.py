@@ -36,9 +36,7 @@ def test_tags_alone_register_a_key(client: tq.Client) -> None:
 
 def test_concurrent_tag_updates_lose_nothing(client: tq.Client) -> None:
     async def update() -> None:
-        await asyncio.gather(
-            *(tq.async_kv_put("k", "p", tag={f"tag{n}": n}) for n in range(20))
-        )
+        await asyncio.gather(*(tq.async_kv_put("k", "p", tag={f"tag{n}": n}) for n in range(20)))
 
     asyncio.run(update())
     assert tq.kv_list("p") == {"p": {"k": {f"tag{n}": n for n in range(20)}}}

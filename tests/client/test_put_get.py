@@ -11,9 +11,7 @@ import tq_redis as tq
 
 
 def jagged(*lengths: int) -> torch.Tensor:
-    return torch.nested.as_nested_tensor(
-        [torch.arange(n) for n in lengths], layout=torch.jagged
-    )
+    return torch.nested.as_nested_tensor([torch.arange(n) for n in lengths], layout=torch.jagged)
 
 
 def test_columns_come_back_as_they_were_put(client: tq.Client) -> None:

@@ -18,7 +18,8 @@ from tests.data.runs import all_rows, handles
 from tests.data.same import assert_same
 from tq_redis.config import Config, DataConfig, RedisConfig
 from tq_redis.data.base import WrittenBlock
-from tq_redis.data.ray_store import RAY_NAMESPACE, RayDataPlane, running_instances
+from tq_redis.data.ray_store import RayDataPlane
+from tq_redis.data.ray_stores import RAY_NAMESPACE, running_instances
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, DeadlineError, InputError
 
@@ -202,7 +203,7 @@ def test_a_put_that_can_never_fit_is_refused(plane: RayDataPlane) -> None:
 
 def test_running_instances_and_their_settings(config: Config, plane: RayDataPlane) -> None:
     assert config.redis.namespace not in running_instances()
-    run(plane.put("p", {"x": column(1)}, soon()))
+    run(plane.start(soon()))
     settings = json.loads(running_instances()[config.redis.namespace])
     assert settings["redis"]["namespace"] == config.redis.namespace
     assert settings["data"]["block_bytes"] == config.data.block_bytes

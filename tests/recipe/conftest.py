@@ -1,5 +1,5 @@
 """verl is imported by these tests: choose its CPU platform before that happens."""
 
-from recipe.ppo.cluster import prepare_environment
+from recipe.ppo.environment import prepare_environment
 
 prepare_environment()

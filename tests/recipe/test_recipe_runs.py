@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -27,7 +28,14 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def start(output: Path, redis_url: str, namespace: str) -> Iterator[Start]:
+def temporary() -> Iterator[Path]:
+    """The run's home and its place for temporary files. A short path, for Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="tq-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start(output: Path, temporary: Path, redis_url: str, namespace: str) -> Iterator[Start]:
     """``start(override, ...)``: a training process of its own; ended when the test ends."""
     started: list[subprocess.Popen[str]] = []
 
@@ -41,6 +49,7 @@ def start(output: Path, redis_url: str, namespace: str) -> Iterator[Start]:
                 *overrides,
             ],
             cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(temporary), "HOME": str(temporary)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -60,7 +69,9 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def test_two_steps_and_nothing_left(start: Start, output: Path, namespace: str) -> None:
+def test_two_steps_and_nothing_left(
+    start: Start, output: Path, temporary: Path, namespace: str
+) -> None:
     before = set(ROOT.iterdir())
 
     said = finish(start())
@@ -71,11 +82,11 @@ def test_two_steps_and_nothing_left(start: Start, output: Path, namespace: str) 
     assert [record["step"] for record in records] == [0, 1, 2]
     # The rollout had the actor's weights: the same tokens are as likely to both.
     assert all(record["training/rollout_probs_diff_max"] < 1e-5 for record in records[1:])
-    assert all("validation/acc" in record for record in records)
+    assert all("tuning/acc" in record for record in records)
     assert (output / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert Checkpoints(output / "checkpoints", keep=2).latest == 2
-    assert not (output / "ray").exists()
     assert set(ROOT.iterdir()) == before
+    assert list(temporary.iterdir()) == []
 
     # The same command again finds that there is nothing to do.
     assert "held-out accuracy, greedy:" in finish(start())
@@ -83,7 +94,7 @@ def test_two_steps_and_nothing_left(start: Start, output: Path, namespace: str) 
 
 
 def test_a_killed_run_continues_and_finishes(
-    start: Start, output: Path, wait_until: Callable[..., None]
+    start: Start, output: Path, temporary: Path, wait_until: Callable[..., None]
 ) -> None:
     """With the reference model in reward and loss, so that those tasks run as well."""
     overrides = [
@@ -96,6 +107,7 @@ def test_a_killed_run_continues_and_finishes(
     wait_until(lambda: (checkpoints.latest or 0) >= 2 or first.poll() is not None, 800.0)
     os.kill(first.pid, signal.SIGKILL)
     first.communicate()
+    wait_until(lambda: not list(temporary.iterdir()), 30.0, "temporary files of a killed run")
     saved = checkpoints.latest
     assert saved is not None
     assert saved < 6

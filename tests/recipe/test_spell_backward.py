@@ -18,7 +18,7 @@ from recipe.tasks.spell_backward import (
     write_parquet,
 )
 
-SIZES = {"warm_start": 2_000, "validation": 256, "test_tuning": 500, "test": 1_000}
+SIZES = {"warm_start": 2_000, "validation": 256, "tuning": 500, "test": 1_000}
 
 
 @pytest.fixture(scope="module")

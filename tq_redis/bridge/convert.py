@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -33,9 +33,9 @@ def build(
 ) -> DataProto | TensorDict:
     """A batch of ``rows`` rows; ``info`` becomes ``meta_info``, or NonTensorData entries."""
     if form == "tensordict":
-        batch = to_tensordict(columns, rows)
+        batch: Any = to_tensordict(columns, rows)
         for name, value in info.items():
-            batch.set(name, cast(Any, NonTensorData(value)))
+            batch.set(name, NonTensorData(value))
         return batch
     from verl import DataProto
 
@@ -77,18 +77,6 @@ def to_host(columns: Mapping[str, Column]) -> dict[str, Column]:
     }
 
 
-def first_rows(columns: Mapping[str, Column], rows: int) -> dict[str, Column]:
-    """The first rows of each column."""
-    kept: dict[str, Column] = {}
-    for name, column in columns.items():
-        if isinstance(column, torch.Tensor) and column.is_nested:
-            parts = list(column.unbind()[:rows])
-            kept[name] = torch.nested.as_nested_tensor(parts, layout=column.layout)
-        else:
-            kept[name] = column[:rows]
-    return kept
-
-
 def _is_dataproto(value: Any) -> bool:
     # Without importing verl: whoever returns a DataProto has done so.
     return any(kind.__name__ == "DataProto" for kind in type(value).__mro__)
@@ -105,8 +93,9 @@ def _object_array(values: Sequence[Any]) -> np.ndarray[Any, Any]:
 def _tensordict_parts(batch: TensorDictBase) -> tuple[dict[str, Column], dict[str, Any]]:
     columns: dict[str, Column] = {}
     info: dict[str, Any] = {}
-    for name in batch.keys():  # noqa: SIM118
-        value = batch.get(name)
+    untyped: Any = batch
+    for name in untyped.keys():  # noqa: SIM118
+        value: Any = untyped.get(name)
         if isinstance(value, torch.Tensor):
             columns[name] = value
         elif isinstance(value, NonTensorStack):

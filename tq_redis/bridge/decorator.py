@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from tq_redis.bridge.convert import Form, build, first_rows, take_apart, to_host, worker_device
-from tq_redis.client.columns import length
+from tq_redis.bridge.convert import Form, build, take_apart, to_host, worker_device
+from tq_redis.client.columns import length, part
 from tq_redis.data import Column
 from tq_redis.errors import InputError
 from tq_redis.metadata import BatchMeta, KVBatchMeta
@@ -156,7 +156,7 @@ class _Bridge:
         real.extra_info = info
         columns = self._declared(columns, samples)
         if columns and real.size and not samples.read_only and self._collects(args):
-            host = first_rows(to_host(columns), real.size)
+            host = {name: part(c, 0, real.size) for name, c in to_host(columns).items()}
             real = get_client().put(host, real, overwrite=self.overwrite, timeout=self.timeout)
         if isinstance(meta, BatchMeta):
             return real
@@ -165,9 +165,7 @@ class _Bridge:
 
     def _batch(self, name: str, samples: BatchMeta, device: torch.device) -> Any:
         on_host = device.type == "cpu"
-        columns = get_client().get_columns(
-            samples, self.reads, copy=on_host, timeout=self.timeout
-        )
+        columns = get_client().get_columns(samples, self.reads, copy=on_host, timeout=self.timeout)
         if not on_host:
             columns = {
                 field: c.to(device, non_blocking=True) if isinstance(c, torch.Tensor) else c
@@ -182,9 +180,7 @@ class _Bridge:
         text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "")
         return "tensordict" if text.endswith("TensorDict") else "dataproto"
 
-    def _declared(
-        self, columns: dict[str, Column], samples: BatchMeta
-    ) -> dict[str, Column]:
+    def _declared(self, columns: dict[str, Column], samples: BatchMeta) -> dict[str, Column]:
         if self.writes is not None and not samples.read_only:
             lacking = [name for name in self.writes if name not in columns]
             if lacking:
@@ -203,11 +199,12 @@ class _Bridge:
 
     def _collects(self, args: Sequence[Any]) -> bool:
         """Whether this rank writes, as far as verl's dispatch mode says."""
-        if not isinstance(self.dispatch_mode, Mapping) or not args:
+        mode: Any = self.dispatch_mode
+        if not hasattr(mode, "keys") or not args:
             return True
-        mesh = getattr(self.dispatch_mode["collect_fn"], "args", ())  # of a functools.partial
+        mesh: tuple[Any, ...] = getattr(mode["collect_fn"], "args", ())  # of a functools.partial
         ask = getattr(args[0], "query_collect_info", None)
-        return bool(ask(mesh[0])) if mesh and ask is not None else True
+        return ask is None or not mesh or bool(ask(mesh[0]))
 
 
 def _first_meta(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Meta | None:

@@ -57,8 +57,9 @@ def concat_metas(metas: Sequence[BatchMeta]) -> BatchMeta:
     Raises:
         InputError: fields differ, or ``extra_info`` has two values for another name.
     """
-    from verl.utils.py_functional import list_of_dict_to_dict_of_list
+    from verl.utils import py_functional
 
+    untyped: Any = py_functional
     metrics: list[Mapping[str, Any]] = []
     plain: list[BatchMeta] = []
     for meta in metas:
@@ -68,19 +69,20 @@ def concat_metas(metas: Sequence[BatchMeta]) -> BatchMeta:
         plain.append(copied)
     joined = BatchMeta.concat(plain)
     if metrics:
-        joined.extra_info["metrics"] = list_of_dict_to_dict_of_list(metrics)
+        joined.extra_info["metrics"] = untyped.list_of_dict_to_dict_of_list(metrics)
     return joined
 
 
 def concat_outputs(outputs: Sequence[Any]) -> Any:
     """What the collected ranks returned, as one: metadata, verl's batches, or the plain list."""
-    from verl.protocol import BatchData
+    from verl import protocol
 
+    untyped: Any = protocol
     if all(isinstance(output, BatchMeta) for output in outputs):
         return concat_metas(outputs)
     if all(isinstance(output, KVBatchMeta) for output in outputs):
         return KVBatchMeta.concat(outputs)
-    batches = BatchData(outputs)
+    batches = untyped.BatchData(outputs)
     return batches.concat() if batches.is_concatable() else list(outputs)
 
 
@@ -114,16 +116,18 @@ def _collect(mesh: str, group: Any, outputs: Sequence[Any]) -> Any:
 
 def _parts(value: Any, chunks: int, pad: bool) -> Sequence[Any] | None:
     """One part per data-parallel rank; None for what is no batch."""
-    from verl.protocol import BatchData, DataProtoConfig
+    from verl import protocol
 
+    untyped: Any = protocol
     if isinstance(value, MetaFuture):
         value = value.get()
     if not isinstance(value, BatchMeta | KVBatchMeta):
-        batch = BatchData(value)
+        batch = untyped.BatchData(value)
         return batch.chunk(chunks=chunks) if batch.is_chunkable() else None
     if value.size % chunks:
-        may_pad = pad or DataProtoConfig.auto_padding
-        may_pad = may_pad or value.extra_info.get(DataProtoConfig.auto_padding_key, False)
+        settings = untyped.DataProtoConfig
+        asked = value.extra_info.get(settings.auto_padding_key, False)
+        may_pad = pad or settings.auto_padding or asked
         if not may_pad or isinstance(value, KVBatchMeta):
             raise InputError(
                 f"{value.size} samples cannot be shared evenly by {chunks} ranks. Take a multiple "

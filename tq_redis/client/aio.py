@@ -56,9 +56,7 @@ class AsyncClient:
     raises :class:`DeadlineError` or :class:`ServerUnavailableError` when it passes.
     """
 
-    def __init__(
-        self, config: Config, control: ControlPlane, data: DataPlane, name: str
-    ) -> None:
+    def __init__(self, config: Config, control: ControlPlane, data: DataPlane, name: str) -> None:
         self.config = config
         self.control = control
         self.data = data
@@ -349,8 +347,11 @@ class AsyncClient:
             orphans = [handle for handle in handles if handle not in named]
             await self.data.confirm([h for h in handles if h in named], deadline)
             if orphans:
-                _log.warning("Freeing %d blocks of partition %r that no sample names",
-                             len(orphans), partition)
+                _log.warning(
+                    "Freeing %d blocks of partition %r that no sample names",
+                    len(orphans),
+                    partition,
+                )
                 await self.data.delete(orphans, deadline)
 
     async def close(self) -> None:
@@ -510,9 +511,9 @@ class AsyncClient:
 
 
 def _distinct(fields: Sequence[str]) -> list[str]:
-    if isinstance(fields, str):
+    if isinstance(fields, str):  # a sequence of strings too
         raise InputError(f"Fields must be a list of names, got the string {fields!r}")
-    names = list(fields)
+    names: list[Any] = list(fields)
     if len(set(names)) != len(names) or not all(isinstance(n, str) and n for n in names):
         raise InputError(f"Fields must be distinct non-empty strings, got {names!r}")
     return names

@@ -13,6 +13,10 @@ from tensordict.base import TensorDictBase
 from tq_redis.data.base import Column
 from tq_redis.errors import InputError
 
+# Typed in part.
+_nested: Any = torch.nested
+_stack: Any = NonTensorStack
+
 Fields = TensorDictBase | Mapping[str, Any]
 DataParser = Callable[[dict[str, Column]], Mapping[str, Any]]
 
@@ -26,11 +30,11 @@ def to_columns(data: Fields, parser: DataParser | None = None) -> dict[str, Colu
     Raises:
         InputError: no field, no row, a bad name, a column that is not a batch, or lengths differ.
     """
-    columns = {_name(name): _column(str(name), value) for name, value in _items(data)}
+    columns = _columns(_items(data))
     _check_lengths(columns)
     if parser is None:
         return columns
-    parsed = {_name(name): _column(str(name), value) for name, value in parser(dict(columns)).items()}
+    parsed = _columns(list(parser(dict(columns)).items()))
     if parsed.keys() != columns.keys():
         raise InputError(
             f"data_parser must return the fields it was given, {sorted(columns)}, "
@@ -55,6 +59,13 @@ def length(column: Column) -> int:
     return len(column) if isinstance(column, list) else column.size(0)
 
 
+def part(column: Column, first: int, stop: int) -> Column:
+    """The rows from ``first`` to before ``stop``."""
+    if isinstance(column, list) or not column.is_nested:
+        return column[first:stop]
+    return _nested.as_nested_tensor(list(column.unbind()[first:stop]), layout=column.layout)
+
+
 def row_slices(columns: Mapping[str, Column], rows: int) -> Iterator[tuple[int, dict[str, Column]]]:
     """The columns in consecutive parts of at most ``rows`` rows, with the first row of each."""
     total = row_count(columns)
@@ -62,16 +73,15 @@ def row_slices(columns: Mapping[str, Column], rows: int) -> Iterator[tuple[int, 
         yield 0, dict(columns)
         return
     for first in range(0, total, rows):
-        yield first, {name: _slice(c, first, first + rows) for name, c in columns.items()}
+        yield first, {name: part(c, first, first + rows) for name, c in columns.items()}
 
 
 def to_tensordict(columns: Mapping[str, Column], rows: int) -> TensorDict:
     """A TensorDict of batch size (rows,); lists become NonTensorStack."""
-    result = TensorDict({}, batch_size=[rows])
+    result: Any = TensorDict({}, batch_size=[rows])
     for name, column in columns.items():
         if isinstance(column, list):
-            stack = NonTensorStack.from_list([NonTensorData(value) for value in column])
-            result.set(name, cast(Any, stack))
+            result.set(name, _stack.from_list([NonTensorData(value) for value in column]))
         else:
             result.set(name, column)
     return result
@@ -100,10 +110,17 @@ def single_row(data: Mapping[str, Any]) -> dict[str, Column]:
 
 def _items(data: Fields) -> Sequence[tuple[Any, Any]]:
     if isinstance(data, TensorDictBase):
-        return [(name, data.get(name)) for name in data.keys()]  # noqa: SIM118
+        batch: Any = data
+        return [(name, batch.get(name)) for name in batch.keys()]  # noqa: SIM118
     if isinstance(data, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         return list(data.items())
-    raise InputError(f"data must be a TensorDict or a mapping of columns, got {type(data).__name__}")
+    raise InputError(
+        f"data must be a TensorDict or a mapping of columns, got {type(data).__name__}"
+    )
+
+
+def _columns(items: Sequence[tuple[Any, Any]]) -> dict[str, Column]:
+    return {_name(name): _column(name, value) for name, value in items}
 
 
 def _name(name: Any) -> str:
@@ -119,13 +136,13 @@ def _column(name: str, value: Any) -> Column:
         return value
     if isinstance(value, NonTensorData | NonTensorStack):
         # TensorDict keeps equal values once; tolist() gives one per row again.
-        return cast("list[Any]", value.tolist())
+        return value.tolist()
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", value)
         if array.ndim == 0:
             raise InputError(f"Field {name!r} has no batch dimension", fields=[name])
         if array.dtype.kind in "biufc":
-            return torch.from_numpy(np.ascontiguousarray(array))
+            return torch.as_tensor(np.ascontiguousarray(array))
         return list(array)
     if isinstance(value, list):
         return cast("list[Any]", value)
@@ -144,11 +161,3 @@ def _check_lengths(columns: Mapping[str, Column]) -> None:
         raise InputError(f"Columns must have one length, got {lengths}", fields=lengths)
     if not all(lengths.values()):
         raise InputError("Nothing to write: the columns have no rows", fields=lengths)
-
-
-def _slice(column: Column, first: int, stop: int) -> Column:
-    if isinstance(column, list) or not column.is_nested:
-        return column[first:stop]
-    return torch.nested.as_nested_tensor(
-        list(column.unbind()[first:stop]), layout=column.layout
-    )

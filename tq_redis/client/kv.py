@@ -269,7 +269,5 @@ def _columns_for(
 ) -> dict[str, Column]:
     columns = to_columns(fields, parser)
     if row_count(columns) != len(keys):
-        raise InputError(
-            f"Got {row_count(columns)} rows for {len(keys)} keys", fields=columns
-        )
+        raise InputError(f"Got {row_count(columns)} rows for {len(keys)} keys", fields=columns)
     return columns

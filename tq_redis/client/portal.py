@@ -23,9 +23,7 @@ class Portal:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(
-            target=self._loop.run_forever, name="tq_redis", daemon=True
-        )
+        self._thread = threading.Thread(target=self._loop.run_forever, name="tq_redis", daemon=True)
         self._thread.start()
 
     def run(self, call: Coroutine[Any, Any, T]) -> T:
@@ -37,7 +35,9 @@ class Portal:
         """
         if threading.current_thread() is self._thread:
             call.close()
-            raise RuntimeError("A blocking call on the client's own event loop; await its async_ form")
+            raise RuntimeError(
+                "A blocking call on the client's own event loop; await its async_ form"
+            )
         future = self._submit(call)
         try:
             return future.result()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import redis.exceptions as rex
 
@@ -27,9 +28,9 @@ _PASSING = (
 )
 _REFUSED = (rex.AuthenticationError, rex.AuthorizationError, rex.NoPermissionError)
 
-# What redis-py has no class for: BUSY, and refusals that Redis 6.2 quotes in a script's error.
+# What redis-py has no class for: BUSY, and what goes wrong inside a script, which Redis 6.2 quotes.
 _PASSING_TEXTS = ("BUSY ", "-READONLY ", "-MASTERDOWN ")
-_REFUSED_TEXTS = ("NOPERM", "The user executing the script can't")
+_REFUSED_TEXTS = ("ACL failure", "NOPERM", "The user executing the script")
 
 
 def may_pass(error: BaseException) -> bool:
@@ -87,14 +88,8 @@ def hide_password(url: str) -> str:
     parts = urlsplit(url)
     if parts.password is not None:
         host = parts.netloc.rpartition("@")[2]
-        parts = parts._replace(netloc=f"{parts.username or ''}:***@{host}")
-    if "password" in parts.query:
-        hidden = [
-            (name, "***" if name == "password" else value)
-            for name, value in parse_qsl(parts.query, keep_blank_values=True)
-        ]
-        parts = parts._replace(query=urlencode(hidden, safe="*"))
-    return urlunsplit(parts)
+        url = url.replace(parts.netloc, f"{parts.username or ''}:***@{host}", 1)
+    return re.sub(r"(?<=[?&]password=)[^&#]*", "***", url)
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -17,22 +17,13 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 import ray as untyped_ray
-from ray.exceptions import (
-    ActorUnavailableError,
-    GetTimeoutError,
-    ObjectLostError,
-    ObjectStoreFullError,
-    RayActorError,
-)
-from ray.util import list_named_actors
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import ObjectLostError
 
 from tq_redis.config import Config
-from tq_redis.data import ray_actor
 from tq_redis.data.base import Column, DataPlane, Run, WrittenBlock
 from tq_redis.data.codec import EncodedBlock, StoredBlock, decode, encode
+from tq_redis.data.ray_stores import StoreGoneError, Stores, in_thread, running_instances
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
     DataLostError,
@@ -42,24 +33,18 @@ from tq_redis.errors import (
     shorten,
 )
 
-ray: Any = untyped_ray  # its own types are partial
-ray.cloudpickle.register_pickle_by_value(ray_actor)
+__all__ = ["RayDataPlane", "running_instances"]
 
-RAY_NAMESPACE = "tq_redis"
+ray: Any = untyped_ray  # its own types are partial
+
 SMALL_BYTES = 64 << 10
 """Bytes that one put may send inside its call; Ray puts arguments over 100 KiB by itself."""
 
-_RETRY_S = 0.05
 _MINE = 0.9
 """Share of the remaining time that a store may wait, so that its answer still arrives."""
 
-
 _Entry = tuple[str, int, Any, Any]
 """Name, bytes, reference or None, block if there is no reference: what a store holds."""
-
-
-class _StoreGoneError(Exception):
-    """No store actor runs on that node."""
 
 
 class RayDataPlane(DataPlane):
@@ -72,17 +57,19 @@ class RayDataPlane(DataPlane):
             )
         self._config = config
         self._node: str = ray.get_runtime_context().get_node_id()
-        self._stores: dict[str, Any] = {}
+        self._stores = Stores(config)
 
     async def start(self, deadline: Deadline) -> None:
-        await self._ask(self._node, lambda store: store.describe.remote(), deadline, create=True)
+        await self._stores.ask(
+            self._node, lambda store: store.describe.remote(), deadline, create=True
+        )
 
     async def put(
         self, partition: str, columns: Mapping[str, Column], deadline: Deadline
     ) -> list[WrittenBlock]:
-        ready = await _in_thread(deadline, self._put_blocks, columns)
+        ready = await in_thread(deadline, self._put_blocks, columns)
         entries = [entry for _, entry in ready]
-        fits = await self._ask(
+        fits = await self._stores.ask(
             self._node,
             lambda store: store.hold.remote(partition, entries, deadline.remaining * _MINE),
             deadline,
@@ -111,7 +98,9 @@ class RayDataPlane(DataPlane):
         return WrittenBlock(handle, block.fields, block.first_row, block.rows, block.nbytes)
 
     async def _raise_full(self, nbytes: int, partition: str, deadline: Deadline) -> None:
-        used, capacity = await self._ask(self._node, lambda store: store.usage.remote(), deadline)
+        used, capacity = await self._stores.ask(
+            self._node, lambda store: store.usage.remote(), deadline
+        )
         if nbytes > capacity:
             raise InputError(
                 f"A put of {nbytes} bytes is more than the store of this node may hold "
@@ -162,10 +151,10 @@ class RayDataPlane(DataPlane):
 
         async def of_node(node: str, names: list[str]) -> dict[str, Any]:
             try:
-                refs = await self._ask(
+                refs = await self._stores.ask(
                     node, lambda store: getattr(store, how).remote(names), deadline
                 )
-            except _StoreGoneError:
+            except StoreGoneError:
                 refs = [None] * len(names)
             return {f"{node}/{name}": ref for name, ref in zip(names, refs, strict=True)}
 
@@ -193,130 +182,30 @@ class RayDataPlane(DataPlane):
 
         async def node(node: str, names: list[str]) -> None:
             try:
-                await self._ask(node, lambda store: call(store, names), deadline)
-            except _StoreGoneError:
+                await self._stores.ask(node, lambda store: call(store, names), deadline)
+            except StoreGoneError:
                 return
 
         await asyncio.gather(*(node(*item) for item in _by_node(handles).items()))
 
     async def unconfirmed(self, older_than: float, deadline: Deadline) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
-        for name in await _in_thread(deadline, _store_names, self._config.redis.namespace):
-            node = name.rpartition(":")[2]
+        for node in await self._stores.nodes(deadline):
             try:
-                names = await self._ask(
+                names = await self._stores.ask(
                     node, lambda store: store.unconfirmed.remote(older_than), deadline
                 )
-            except _StoreGoneError:
+            except StoreGoneError:
                 continue
             for partition, blocks in names.items():
                 found.setdefault(partition, []).extend(f"{node}/{block}" for block in blocks)
         return found
 
     async def shutdown(self, deadline: Deadline) -> None:
-        await _in_thread(deadline, _kill_stores, self._config.redis.namespace)
-        self._stores.clear()
+        await self._stores.end_all(deadline)
 
     async def close(self) -> None:
-        self._stores.clear()
-
-    async def _ask(
-        self,
-        node: str,
-        call: Callable[[Any], Any],
-        deadline: Deadline,
-        *,
-        create: bool = False,
-    ) -> Any:
-        """The answer of a node's store; with ``create``, the store is made when there is none.
-
-        Raises:
-            _StoreGoneError: there is no store.
-            DeadlineError: no answer in time.
-        """
-        while True:
-            known = node in self._stores
-            try:
-                if not known:
-                    self._stores[node] = await _in_thread(deadline, self._store, node, create)
-                return await _answer(call(self._stores[node]), deadline)
-            except ActorUnavailableError as error:
-                await _pause(node, deadline, error)
-            except RayActorError as error:
-                # A handle that was known may be of an earlier store; look again.
-                self._stores.pop(node, None)
-                if create:
-                    await _pause(node, deadline, error)
-                elif not known:
-                    raise _StoreGoneError from None
-
-    def _store(self, node: str, create: bool) -> Any:
-        name = f"{_prefix(self._config.redis.namespace)}{node}"
-        if not create:
-            try:
-                return ray.get_actor(name, namespace=RAY_NAMESPACE)
-            except ValueError:
-                raise _StoreGoneError from None
-        actor: Any = ray.remote(ray_actor.Store)
-        return actor.options(
-            name=name,
-            namespace=RAY_NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            max_restarts=0,
-            num_cpus=0,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(msgspec.json.encode(self._config).decode(), self._config.idle_ttl_s)
-
-
-def running_instances(timeout: float = 5.0) -> dict[str, str]:
-    """The instances whose stores run in this Ray cluster.
-
-    Blocks for up to ``timeout`` seconds; stores that do not answer in time are left out.
-
-    Returns:
-        Redis namespace -> settings, as JSON.
-    """
-    stores = {name.split(":")[1]: name for name in _store_names()}
-    answers: dict[str, Any] = {}
-    for namespace, name in stores.items():
-        try:
-            store = ray.get_actor(name, namespace=RAY_NAMESPACE)
-        except ValueError:  # ended since it was listed
-            continue
-        answers[namespace] = store.describe.remote()
-    ready, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=timeout)
-    found: dict[str, str] = {}
-    for namespace, answer in answers.items():
-        if answer in ready:
-            try:
-                found[namespace] = ray.get(answer)
-            except RayActorError:
-                continue
-    return found
-
-
-def _prefix(namespace: str) -> str:
-    return f"store:{namespace}:"
-
-
-def _store_names(namespace: str | None = None) -> list[str]:
-    """Names of the store actors of one Redis namespace, or of all."""
-    prefix = "store:" if namespace is None else _prefix(namespace)
-    actors: list[Any] = list_named_actors(all_namespaces=True)
-    return [
-        actor["name"]
-        for actor in actors
-        if actor["namespace"] == RAY_NAMESPACE and actor["name"].startswith(prefix)
-    ]
-
-
-def _kill_stores(namespace: str) -> None:
-    for name in _store_names(namespace):
-        try:
-            ray.kill(ray.get_actor(name, namespace=RAY_NAMESPACE))
-        except ValueError:  # ended since it was listed
-            continue
+        self._stores.forget()
 
 
 def _by_node(handles: Iterable[str]) -> dict[str, list[str]]:
@@ -351,38 +240,4 @@ def _is_lost(future: asyncio.Future[Any]) -> bool:
     """Whether the block is late, or Ray says that it is lost."""
     return (
         not future.done() or future.cancelled() or isinstance(future.exception(), ObjectLostError)
-    )
-
-
-async def _answer(ref: Any, deadline: Deadline) -> Any:
-    try:
-        async with asyncio.timeout(deadline.remaining):
-            return await ref
-    except TimeoutError:
-        raise _late("A store", deadline) from None
-
-
-async def _in_thread(deadline: Deadline, call: Callable[..., Any], *args: Any) -> Any:
-    """Run a call of Ray that blocks, and stop waiting for it at the deadline."""
-    try:
-        async with asyncio.timeout(deadline.remaining):
-            return await asyncio.to_thread(call, *args)
-    except (TimeoutError, GetTimeoutError):
-        raise _late("Ray", deadline) from None
-    except ObjectStoreFullError as error:
-        raise DeadlineError(
-            "Ray's object store is full. Consume or clear, then retry", deadline=deadline.seconds
-        ) from error
-
-
-async def _pause(node: str, deadline: Deadline, reason: Exception) -> None:
-    if deadline.passed:
-        raise _late(f"The store on node {node}", deadline) from reason
-    await asyncio.sleep(min(_RETRY_S, deadline.remaining))
-
-
-def _late(who: str, deadline: Deadline) -> DeadlineError:
-    return DeadlineError(
-        f"{who} did not answer within the deadline of {deadline.seconds} s",
-        deadline=deadline.seconds,
     )

@@ -23,10 +23,10 @@ local ids = known_and_unknown(asked)
 
 -- Redis lets this pass when its memory is full, and then all that follows.
 local removed = call('ZREM', key('samples'), ids)
-redis.call('HINCRBY', P, 'samples', -removed)
+redis.call('HINCRBY', P, 'samples', 0 - removed) -- not -0, no number to Redis 6.2
 for _, field in ipairs(fields) do
   local locators = lookup('HMGET', key('field', field), ids)
-  redis.call('HINCRBY', P, 'produced:' .. field, -call('HDEL', key('field', field), ids))
+  redis.call('HINCRBY', P, 'produced:' .. field, 0 - call('HDEL', key('field', field), ids))
   release_cells(locators, #ids)
 end
 local tasks = {}

@@ -29,7 +29,7 @@ local function release_cells(locators, count)
     if redis.call('HINCRBY', key('live'), number, -cells) == 0 then
       local block = cjson.decode(redis.call('HGET', key('blocks'), number))
       redis.call('ZADD', key('freed'), seconds(), block.handle)
-      redis.call('HINCRBY', P, 'bytes', -block.bytes)
+      redis.call('HINCRBY', P, 'bytes', 0 - block.bytes) -- not -0
       redis.call('HDEL', key('live'), number)
       redis.call('HDEL', key('blocks'), number)
       freed[#freed + 1] = block.handle

@@ -1,0 +1,191 @@
+"""The store actors of an instance, seen from one process: found, made, called, ended.
+
+The errors of Ray's calls are translated here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import ray as untyped_ray
+from ray.exceptions import (
+    ActorUnavailableError,
+    GetTimeoutError,
+    ObjectStoreFullError,
+    RayActorError,
+)
+from ray.util import list_named_actors
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tq_redis.config import Config
+from tq_redis.data import ray_actor
+from tq_redis.deadline import Deadline
+from tq_redis.errors import DeadlineError
+
+ray: Any = untyped_ray  # its own types are partial
+# A store imports neither tq_redis nor torch: it starts in a second and needs neither on its node.
+ray.cloudpickle.register_pickle_by_value(ray_actor)
+
+RAY_NAMESPACE = "tq_redis"
+_RETRY_S = 0.05
+
+
+class StoreGoneError(Exception):
+    """No store actor runs on that node."""
+
+
+class Stores:
+    """The stores of one instance, one a node."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._known: dict[str, Any] = {}
+
+    async def nodes(self, deadline: Deadline) -> list[str]:
+        """The nodes that have a store."""
+        names = await in_thread(deadline, _store_names, self._config.redis.namespace)
+        return [name.rpartition(":")[2] for name in names]
+
+    async def end_all(self, deadline: Deadline) -> None:
+        """End the stores, with all their blocks."""
+        await in_thread(deadline, _kill_stores, self._config.redis.namespace)
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of the known stores; they stay."""
+        self._known.clear()
+
+    async def ask(
+        self,
+        node: str,
+        call: Callable[[Any], Any],
+        deadline: Deadline,
+        *,
+        create: bool = False,
+    ) -> Any:
+        """The answer of a node's store; with ``create``, the store is made when there is none.
+
+        Raises:
+            StoreGoneError: there is no store.
+            DeadlineError: no answer in time.
+        """
+        while True:
+            known = node in self._known
+            try:
+                if not known:
+                    self._known[node] = await in_thread(deadline, self._store, node, create)
+                return await _answer(call(self._known[node]), deadline)
+            except ActorUnavailableError as error:
+                await _pause(node, deadline, error)
+            except RayActorError as error:
+                # A handle that was known may be of an earlier store; look again.
+                self._known.pop(node, None)
+                if create:
+                    await _pause(node, deadline, error)
+                elif not known:
+                    raise StoreGoneError from None
+
+    def _store(self, node: str, create: bool) -> Any:
+        name = f"{_prefix(self._config.redis.namespace)}{node}"
+        if not create:
+            try:
+                return ray.get_actor(name, namespace=RAY_NAMESPACE)
+            except ValueError:
+                raise StoreGoneError from None
+        actor: Any = ray.remote(ray_actor.Store)
+        return actor.options(
+            name=name,
+            namespace=RAY_NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            max_restarts=0,
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(msgspec.json.encode(self._config).decode(), self._config.idle_ttl_s)
+
+
+def running_instances(timeout: float = 5.0) -> dict[str, str]:
+    """The instances whose stores run in this Ray cluster.
+
+    Blocks for up to ``timeout`` seconds; stores that do not answer in time are left out.
+
+    Returns:
+        Redis namespace -> settings, as JSON.
+    """
+    stores = {name.split(":")[1]: name for name in _store_names()}
+    answers: dict[str, Any] = {}
+    for namespace, name in stores.items():
+        try:
+            store = ray.get_actor(name, namespace=RAY_NAMESPACE)
+        except ValueError:  # ended since it was listed
+            continue
+        answers[namespace] = store.describe.remote()
+    ready, _ = ray.wait(list(answers.values()), num_returns=len(answers), timeout=timeout)
+    found: dict[str, str] = {}
+    for namespace, answer in answers.items():
+        if answer in ready:
+            try:
+                found[namespace] = ray.get(answer)
+            except RayActorError:
+                continue
+    return found
+
+
+def _prefix(namespace: str) -> str:
+    return f"store:{namespace}:"
+
+
+def _store_names(namespace: str | None = None) -> list[str]:
+    """Names of the store actors of one Redis namespace, or of all."""
+    prefix = "store:" if namespace is None else _prefix(namespace)
+    actors: list[Any] = list_named_actors(all_namespaces=True)
+    return [
+        actor["name"]
+        for actor in actors
+        if actor["namespace"] == RAY_NAMESPACE and actor["name"].startswith(prefix)
+    ]
+
+
+def _kill_stores(namespace: str) -> None:
+    for name in _store_names(namespace):
+        try:
+            ray.kill(ray.get_actor(name, namespace=RAY_NAMESPACE))
+        except ValueError:  # ended since it was listed
+            continue
+
+
+async def _answer(ref: Any, deadline: Deadline) -> Any:
+    try:
+        async with asyncio.timeout(deadline.remaining):
+            return await ref
+    except TimeoutError:
+        raise _late("A store", deadline) from None
+
+
+async def in_thread(deadline: Deadline, call: Callable[..., Any], *args: Any) -> Any:
+    """Run a call of Ray that blocks, and stop waiting for it at the deadline."""
+    try:
+        async with asyncio.timeout(deadline.remaining):
+            return await asyncio.to_thread(call, *args)
+    except (TimeoutError, GetTimeoutError):
+        raise _late("Ray", deadline) from None
+    except ObjectStoreFullError as error:
+        raise DeadlineError(
+            "Ray's object store is full. Consume or clear, then retry", deadline=deadline.seconds
+        ) from error
+
+
+async def _pause(node: str, deadline: Deadline, reason: Exception) -> None:
+    if deadline.passed:
+        raise _late(f"The store on node {node}", deadline) from reason
+    await asyncio.sleep(min(_RETRY_S, deadline.remaining))
+
+
+def _late(who: str, deadline: Deadline) -> DeadlineError:
+    return DeadlineError(
+        f"{who} did not answer within the deadline of {deadline.seconds} s",
+        deadline=deadline.seconds,
+    )
