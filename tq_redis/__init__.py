@@ -25,6 +25,7 @@ from tq_redis.errors import (
     ServerFullError,
     ServerPolicyError,
     ServerUnavailableError,
+    StoreFullError,
     TQError,
 )
 from tq_redis.kv import (
@@ -72,6 +73,7 @@ __all__ = [
     "ServerFullError",
     "ServerPolicyError",
     "ServerUnavailableError",
+    "StoreFullError",
     "TQError",
     "__version__",
     "async_kv_batch_get",

@@ -13,6 +13,7 @@
     │   └── KeyNotFoundError                a user key that no sample has
     ├── NotReadyError (RuntimeError)        rows exist, but some fields are not produced yet
     ├── DeadlineError (TimeoutError)        the call's deadline passed
+    │   └── StoreFullError                  the object store had no room until then
     ├── NotInitializedError (RuntimeError)  no client in this process and none to attach to
     ├── ClosedError (RuntimeError)          the client was closed
     ├── ServerError (ConnectionError)       Redis cannot be used
@@ -129,6 +130,11 @@ class NotReadyError(TQError, RuntimeError):
 
 class DeadlineError(TQError, TimeoutError):
     """The call's deadline passed. The message says what was missing."""
+
+
+class StoreFullError(DeadlineError):
+    """The node's object store had no room for a put until its deadline. Nothing was written;
+    consume or clear, then retry."""
 
 
 class NotInitializedError(TQError, RuntimeError):

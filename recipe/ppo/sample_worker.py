@@ -61,14 +61,15 @@ class SampleWorker(Worker):
                 strict=True,
             )
         ]
-        # Exactness was decided on the float64 score: here it is only stored.
-        scores = torch.tensor([result["score"] for result in results], dtype=torch.float32)
-        exact = torch.tensor([result["acc"] for result in results], dtype=torch.float32)
+        # Exactness was decided on the float64 score: the columns only store it.
+        scores = torch.tensor([result["score"] for result in results], dtype=torch.float64)
+        exact = torch.tensor([result["acc"] for result in results], dtype=torch.float64)
         token_scores = torch.zeros(mask.shape, dtype=torch.float32)
-        token_scores[torch.arange(len(mask)), mask.sum(dim=1) - 1] = scores
+        token_scores[torch.arange(len(mask)), mask.sum(dim=1) - 1] = scores.float()
         metrics = {"reward/mean": scores.mean().item(), "acc/mean": exact.mean().item()}
         return DataProto.from_dict(
-            {"token_level_scores": token_scores, "acc": exact}, meta_info={"metrics": metrics}
+            {"token_level_scores": token_scores, "acc": exact.float()},
+            meta_info={"metrics": metrics},
         )
 
     @register(dispatch_mode=meta_dispatch("sample"))

@@ -134,7 +134,9 @@ async def blocked(admin: Admin, count: int, wait_until: WaitUntil) -> None:
     )
 
 
-async def test_many_waiters_do_not_ask_again_and_again(plane: ControlPlane, admin: Admin) -> None:
+async def test_many_waiters_do_not_ask_again_and_again(
+    plane: ControlPlane, admin: Admin, wait_until: WaitUntil
+) -> None:
     """More of them than redis-py allows connections by default."""
     before = admin.info("commandstats").get("cmdstat_xread", {"calls": 0})["calls"]
     waiting = [asyncio.create_task(plane.wait("p", "0-0", Deadline(60))) for _ in range(150)]

@@ -21,7 +21,7 @@ from tq_redis.data.base import WrittenBlock
 from tq_redis.data.ray_store import RayDataPlane
 from tq_redis.data.ray_stores import RAY_NAMESPACE, running_instances
 from tq_redis.deadline import Deadline
-from tq_redis.errors import DataLostError, DeadlineError, InputError
+from tq_redis.errors import DataLostError, DeadlineError, InputError, StoreFullError
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -190,8 +190,8 @@ def test_a_full_store_makes_a_put_wait_until_something_is_freed(plane: RayDataPl
 
 def test_a_full_store_is_an_error_at_the_deadline_and_keeps_nothing(plane: RayDataPlane) -> None:
     blocks = run(plane.put("p", {"x": column(250)}, soon()))
-    with pytest.raises(DeadlineError, match="full"):
-        run(plane.put("q", {"x": column(100)}, Deadline(2)))
+    with pytest.raises(StoreFullError, match="full"):
+        run(plane.put("q", {"x": column(100)}, Deadline(5)))
     assert list(run(plane.unconfirmed(0.0, soon()))) == ["p"]
     assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(250))
 

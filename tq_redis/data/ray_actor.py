@@ -68,13 +68,9 @@ class Store:
         self._last_call = time.monotonic()
         return self._config
 
-    async def usage(self) -> tuple[int, int]:
-        """Bytes held, and bytes that may be held."""
-        return self._bytes, self._capacity
-
     async def hold(
         self, partition: str, blocks: Sequence[tuple[str, int, Any, Any]], wait_s: float
-    ) -> bool:
+    ) -> tuple[int, int] | None:
         """Keep blocks, all or none. Safe to repeat.
 
         Args:
@@ -82,13 +78,14 @@ class Store:
             wait_s: how long to wait for space, in seconds.
 
         Returns:
-            False when there was no space in that time, or never can be.
+            None, or, when there was no space in that time or never can be, the bytes held and the
+            bytes that may be held.
         """
         self._last_call = time.monotonic()
         blocks = [block for block in blocks if block[0] not in self._blocks]
         nbytes = sum(block[1] for block in blocks)
         if nbytes > self._capacity or not await self._reserve(nbytes, wait_s):
-            return False
+            return self._bytes, self._capacity
         try:
             views = await asyncio.gather(*(_view(ref, block) for _, _, ref, block in blocks))
         except BaseException:
@@ -100,7 +97,7 @@ class Store:
             twice += size if name in self._blocks else 0
             self._blocks[name] = _Held(ref, view, size, partition, now)
         await self._give_back(twice)
-        return True
+        return None
 
     async def _reserve(self, nbytes: int, wait_s: float) -> bool:
         async with self._changed:

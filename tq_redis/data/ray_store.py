@@ -30,6 +30,7 @@ from tq_redis.errors import (
     DeadlineError,
     InputError,
     NotInitializedError,
+    StoreFullError,
     shorten,
 )
 
@@ -39,9 +40,6 @@ ray: Any = untyped_ray  # its own types are partial
 
 SMALL_BYTES = 64 << 10
 """Bytes that one put may send inside its call; Ray puts arguments over 100 KiB by itself."""
-
-_MINE = 0.9
-"""Share of the remaining time that a store may wait, so that its answer still arrives."""
 
 _Entry = tuple[str, int, Any, Any]
 """Name, bytes, reference or None, block if there is no reference: what a store holds."""
@@ -69,15 +67,17 @@ class RayDataPlane(DataPlane):
     ) -> list[WrittenBlock]:
         ready = await in_thread(deadline, self._put_blocks, columns)
         entries = [entry for _, entry in ready]
-        fits = await self._stores.ask(
+        full = await self._stores.ask(
             self._node,
-            lambda store: store.hold.remote(partition, entries, deadline.remaining * _MINE),
+            lambda store: store.hold.remote(partition, entries, _patience(deadline)),
             deadline,
             create=True,
         )
         written = [self._written(block, name) for block, (name, *_) in ready]
-        if not fits:
-            await self._raise_full(sum(block.nbytes for block in written), partition, deadline)
+        if full is not None:
+            used, capacity = full
+            size = sum(block.nbytes for block in written)
+            raise _full(size, used, capacity, partition, deadline)
         return written
 
     def _put_blocks(self, columns: Mapping[str, Column]) -> list[tuple[EncodedBlock, _Entry]]:
@@ -96,23 +96,6 @@ class RayDataPlane(DataPlane):
     def _written(self, block: EncodedBlock, name: str) -> WrittenBlock:
         handle = f"{self._node}/{name}"
         return WrittenBlock(handle, block.fields, block.first_row, block.rows, block.nbytes)
-
-    async def _raise_full(self, nbytes: int, partition: str, deadline: Deadline) -> None:
-        used, capacity = await self._stores.ask(
-            self._node, lambda store: store.usage.remote(), deadline
-        )
-        if nbytes > capacity:
-            raise InputError(
-                f"A put of {nbytes} bytes is more than the store of this node may hold "
-                f"({capacity}). Put fewer rows at once, or give Ray more object_store_memory",
-                partition=partition,
-            )
-        raise DeadlineError(
-            f"The store of this node is full ({used} of {capacity} bytes), and nothing was freed "
-            f"within the deadline of {deadline.seconds} s. Consume or clear, then retry",
-            partition=partition,
-            deadline=deadline.seconds,
-        )
 
     async def get(
         self, wanted: Mapping[str, Sequence[Run]], deadline: Deadline, *, copy: bool = True
@@ -206,6 +189,28 @@ class RayDataPlane(DataPlane):
 
     async def close(self) -> None:
         self._stores.forget()
+
+
+def _patience(deadline: Deadline) -> float:
+    """Seconds that a store may wait for space, so that its answer still arrives in time."""
+    return max(0.0, deadline.remaining - max(1.0, 0.1 * deadline.remaining))
+
+
+def _full(
+    nbytes: int, used: int, capacity: int, partition: str, deadline: Deadline
+) -> StoreFullError | InputError:
+    if nbytes > capacity:
+        return InputError(
+            f"A put of {nbytes} bytes is more than the store of this node may hold ({capacity}). "
+            "Put fewer rows at once, or give Ray more object_store_memory",
+            partition=partition,
+        )
+    return StoreFullError(
+        f"The store of this node is full ({used} of {capacity} bytes), and nothing was freed "
+        f"within the deadline of {deadline.seconds} s. Consume or clear, then retry",
+        partition=partition,
+        deadline=deadline.seconds,
+    )
 
 
 def _by_node(handles: Iterable[str]) -> dict[str, list[str]]:

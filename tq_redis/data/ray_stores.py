@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tq_redis.config import Config
 from tq_redis.data import ray_actor
 from tq_redis.deadline import Deadline
-from tq_redis.errors import DeadlineError
+from tq_redis.errors import DeadlineError, StoreFullError
 
 ray: Any = untyped_ray  # its own types are partial
 # A store imports neither tq_redis nor torch: it starts in a second and needs neither on its node.
@@ -173,7 +173,7 @@ async def in_thread(deadline: Deadline, call: Callable[..., Any], *args: Any) ->
     except (TimeoutError, GetTimeoutError):
         raise _late("Ray", deadline) from None
     except ObjectStoreFullError as error:
-        raise DeadlineError(
+        raise StoreFullError(
             "Ray's object store is full. Consume or clear, then retry", deadline=deadline.seconds
         ) from error
 
