@@ -82,6 +82,25 @@ def test_a_failed_put_leaves_no_bytes(client: tq.Client) -> None:
     assert client._portal.run(plane.unconfirmed(-1.0, client._core._deadline(None))) == {}
 
 
+def test_a_put_whose_reply_never_came_keeps_the_bytes_that_redis_names(
+    client: tq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = client._core.control
+    produce = control.produce
+
+    async def lose_the_reply(*args: object) -> None:
+        await produce(*args)
+        raise tq.ServerUnavailableError("the reply was lost, and the deadline passed")
+
+    monkeypatch.setattr(control, "produce", lose_the_reply)
+    with pytest.raises(tq.ServerUnavailableError):
+        client.put({"x": torch.arange(2.0)}, partition_id="p")
+    monkeypatch.undo()
+
+    meta = client.get_meta(["x"], 2, "p", task_name="t")
+    assert client.get_columns(meta)["x"].tolist() == [0.0, 1.0]
+
+
 def test_sweep_frees_what_no_sample_names(client: tq.Client) -> None:
     core, portal = client._core, client._portal
     meta = client.put({"x": torch.zeros(2)}, partition_id="p")

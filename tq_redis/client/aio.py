@@ -29,7 +29,9 @@ from tq_redis.errors import (
     DataLostError,
     DeadlineError,
     InputError,
+    NotFoundError,
     PartitionNotFoundError,
+    ServerFullError,
     nearest,
     shorten,
 )
@@ -383,9 +385,9 @@ class AsyncClient:
         written: list[int] = []
         for first, part in row_slices(columns, max(1, CELLS_PER_CALL // len(columns))):
             rows = slice(first, first + row_count(part))
+            blocks = await self.data.put(partition, part, deadline)
             # A block must be named before the sweep takes it for an orphan.
             named_by = Deadline(min(deadline.remaining, self.config.data.orphan_grace_s / 2))
-            blocks = await self.data.put(partition, part, deadline)
             write = Write(
                 row_count(part),
                 ids=None if ids is None else ids[rows],
@@ -407,7 +409,9 @@ class AsyncClient:
             )
             try:
                 result = await self.control.produce(partition, write, named_by)
-            except BaseException:
+            except (InputError, NotFoundError, ServerFullError):
+                # Refused for certain. After a lost connection or a cancelled call Redis may
+                # name these blocks; there the sweep finds out.
                 await self.data.delete([block.handle for block in blocks], Deadline(_ANSWER_S))
                 raise
             written += result.ids
