@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = (ROOT / "tq_redis/client/aio.py", ROOT / "tq_redis/client/kv.py")
+SOURCES = [ROOT / f"tq_redis/client/{name}.py" for name in ("aio", "claims", "status", "kv")]
 LEFT_OUT = {"close", "sweep"}
 FUNCTIONS = {
     "kv_put",
@@ -38,7 +38,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from tq_redis.client.aio import Mode
+from tq_redis.client.claims import Mode
 from tq_redis.client.columns import DataParser, Fields
 from tq_redis.client.kv import AsyncKVClient, Tags
 from tq_redis.client.portal import Portal

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
+import pytest
 import redis
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -69,7 +70,8 @@ class PartitionMachine(RuleBasedStateMachine):
             return
         self.run(check_and_clear(self.plane, self.admin))
         self.run(self.connection.close())
-        self.admin.unlink(*self.admin.scan_iter(f"tq:{self.plane.keys.namespace}:*"))
+        for key in self.admin.scan_iter(f"tq:{self.plane.keys.namespace}:*", count=1000):
+            self.admin.unlink(key)
         self.admin.close()
         self.loop.close()
 
@@ -134,15 +136,11 @@ class PartitionMachine(RuleBasedStateMachine):
         ids = sorted(stale)[:2] + sorted(self.rows)[:1]
         if not stale:
             return
-        try:
+        refusal = SampleNotFoundError if self.exists else PartitionNotFoundError
+        with pytest.raises(refusal) as caught:
             self.run(self.plane.produce("p", write(len(ids), fields, ids=ids), soon()))
-        except SampleNotFoundError as error:
-            assert self.exists
-            assert error.rows == tuple(sorted(stale)[:2])
-        except PartitionNotFoundError:
-            assert not self.exists
-        else:
-            raise AssertionError("a late write was accepted")
+        if self.exists:
+            assert caught.value.rows == tuple(sorted(stale)[:2])
 
     # Claiming
 
@@ -259,13 +257,12 @@ class PartitionMachine(RuleBasedStateMachine):
         cells = [self.rows[sample].cells.get(name) for sample in ids for name in fields]
         if all(cell is None or cell[1] == dtype for cell in cells):
             return False
-        try:
+        with pytest.raises(SchemaConflictError) as caught:
             self.run(call)
-        except SchemaConflictError as error:
-            assert error.fields[0] in fields
-            assert self.rows[error.rows[0]].cells[error.fields[0]][1] != dtype
-            return True
-        raise AssertionError("a change of dtype was accepted")
+        (name,) = caught.value.fields
+        assert name in fields
+        assert self.rows[caught.value.rows[0]].cells[name][1] != dtype
+        return True
 
 
 def test_any_sequence_of_calls(redis_url: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,6 +12,7 @@ import pytest
 import pytest_asyncio
 import redis
 
+from tests.conftest import WaitUntil
 from tests.control.build import soon, write
 from tests.control.conftest import IDLE_TTL_S, StartServer
 from tests.control.state import Admin, Partition
@@ -29,29 +29,25 @@ pytestmark = pytest.mark.asyncio
 class Restartable:
     """A server that keeps an append-only file, and that can be killed and started again."""
 
-    def __init__(self, server: EmbeddedServer) -> None:
+    def __init__(self, server: EmbeddedServer, wait_until: WaitUntil) -> None:
+        self._wait_until = wait_until
         self.url = server.url
         self.admin: Admin = redis.Redis.from_url(server.url, decode_responses=True)
-        self._process = psutil.Process(self.admin.info("server")["process_id"])
-        self._command = (
-            self._process.cmdline()[0],
-            *(
-                word
-                for name, value in self.admin.config_get().items()
-                if name
-                in ("dir", "port", "bind", "logfile", "appendonly", "save", "maxmemory-policy")
-                for word in (f"--{name}", value)
-            ),
-        )
+        info = self.admin.info("server")
+        self._process = psutil.Process(info["process_id"])
+        names = ("dir", "port", "bind", "logfile", "appendonly", "save", "maxmemory-policy")
+        values = self.admin.config_get()
+        options = (word for name in names for word in (f"--{name}", values[name]))
+        self._command = [info["executable"], *options]
         self._again: subprocess.Popen[bytes] | None = None
 
     def kill(self) -> None:
+        """Returns when it is dead; what started it waits for other things than its end."""
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
+        self._wait_until(lambda: self._process.status() == psutil.STATUS_ZOMBIE)
 
     def start(self) -> None:
-        executable = os.fspath(self._command[0])
-        self._again = subprocess.Popen([executable, *self._command[1:]])
+        self._again = subprocess.Popen(self._command)
 
     def stop(self) -> None:
         self.admin.close()
@@ -61,8 +57,8 @@ class Restartable:
 
 
 @pytest.fixture
-def server(start: StartServer) -> Iterator[Restartable]:
-    server = Restartable(start(appendonly="yes", appendfsync="always"))
+def server(start: StartServer, wait_until: WaitUntil) -> Iterator[Restartable]:
+    server = Restartable(start(appendonly="yes", appendfsync="always"), wait_until)
     yield server
     server.stop()
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from tq_redis.client.aio import Mode
+from tq_redis.client.claims import Mode
 from tq_redis.client.columns import DataParser, Fields
 from tq_redis.client.kv import AsyncKVClient, Tags
 from tq_redis.client.portal import Portal
@@ -114,77 +114,6 @@ class Client:
         """Awaitable form of :meth:`set_custom_meta`."""
         return await self._portal.arun(self._core.set_custom_meta(metadata, timeout=timeout))
 
-    def get_meta(
-        self,
-        data_fields: Sequence[str],
-        batch_size: int,
-        partition_id: str,
-        mode: Mode = "fetch",
-        task_name: str | None = None,
-        sampling_config: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> BatchMeta:
-        """Metadata of samples.
-
-        Args:
-            data_fields: the fields that are wanted.
-            batch_size: how many samples.
-            partition_id: it need not exist yet.
-            mode: ``fetch`` waits until ``batch_size`` samples have all the fields and were not
-                consumed by ``task_name``, and marks them consumed; ``force_fetch`` gives all
-                samples as they are (``batch_size`` and ``task_name`` do not matter);
-                ``insert`` makes ``batch_size`` new samples without fields.
-            task_name: who consumes; needed for ``fetch``.
-            sampling_config: ``{"n_samples_per_prompt": n}``: only whole groups of n.
-            timeout: for ``fetch``, how long to wait for samples; 0: a batch if there is one now,
-                else an empty one.
-
-        Returns:
-            For ``fetch``: exactly ``batch_size`` samples in ascending order of id (whole groups
-            one after the other), or none with ``timeout=0``.
-
-        Raises:
-            InputError: an argument is missing or out of range.
-            DeadlineError: not enough samples came; says how many there are and what is missing.
-            PartitionNotFoundError: for ``force_fetch``.
-        """
-        return self._portal.run(
-            self._core.get_meta(
-                data_fields,
-                batch_size,
-                partition_id,
-                mode,
-                task_name,
-                sampling_config,
-                timeout=timeout,
-            )
-        )
-
-    async def async_get_meta(
-        self,
-        data_fields: Sequence[str],
-        batch_size: int,
-        partition_id: str,
-        mode: Mode = "fetch",
-        task_name: str | None = None,
-        sampling_config: Mapping[str, Any] | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> BatchMeta:
-        """Awaitable form of :meth:`get_meta`."""
-        return await self._portal.arun(
-            self._core.get_meta(
-                data_fields,
-                batch_size,
-                partition_id,
-                mode,
-                task_name,
-                sampling_config,
-                timeout=timeout,
-            )
-        )
-
     def get_data(
         self,
         metadata: BatchMeta,
@@ -281,6 +210,77 @@ class Client:
     ) -> None:
         """Awaitable form of :meth:`clear_partition`."""
         return await self._portal.arun(self._core.clear_partition(partition_id, timeout=timeout))
+
+    def get_meta(
+        self,
+        data_fields: Sequence[str],
+        batch_size: int,
+        partition_id: str,
+        mode: Mode = "fetch",
+        task_name: str | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Metadata of samples.
+
+        Args:
+            data_fields: the fields that are wanted.
+            batch_size: how many samples.
+            partition_id: it need not exist yet.
+            mode: ``fetch`` waits until ``batch_size`` samples have all the fields and were not
+                consumed by ``task_name``, and marks them consumed; ``force_fetch`` gives all
+                samples as they are (``batch_size`` and ``task_name`` do not matter);
+                ``insert`` makes ``batch_size`` new samples without fields.
+            task_name: who consumes; needed for ``fetch``.
+            sampling_config: ``{"n_samples_per_prompt": n}``: only whole groups of n.
+            timeout: for ``fetch``, how long to wait for samples; 0: a batch if there is one now,
+                else an empty one.
+
+        Returns:
+            For ``fetch``: exactly ``batch_size`` samples in ascending order of id (whole groups
+            one after the other), or none with ``timeout=0``.
+
+        Raises:
+            InputError: an argument is missing or out of range.
+            DeadlineError: not enough samples came; says how many there are and what is missing.
+            PartitionNotFoundError: for ``force_fetch``.
+        """
+        return self._portal.run(
+            self._core.get_meta(
+                data_fields,
+                batch_size,
+                partition_id,
+                mode,
+                task_name,
+                sampling_config,
+                timeout=timeout,
+            )
+        )
+
+    async def async_get_meta(
+        self,
+        data_fields: Sequence[str],
+        batch_size: int,
+        partition_id: str,
+        mode: Mode = "fetch",
+        task_name: str | None = None,
+        sampling_config: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Awaitable form of :meth:`get_meta`."""
+        return await self._portal.arun(
+            self._core.get_meta(
+                data_fields,
+                batch_size,
+                partition_id,
+                mode,
+                task_name,
+                sampling_config,
+                timeout=timeout,
+            )
+        )
 
     def get_partition_list(self, *, timeout: float | None = None) -> list[str]:
         """Names of the partitions, sorted."""
