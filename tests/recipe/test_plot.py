@@ -1,0 +1,20 @@
+"""The PNG of a run, also of one that has only begun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from recipe.ppo.plot import draw
+from recipe.ppo.records import Metrics
+
+BEGUN: list[Metrics] = [{"step": 0, "test/acc": 0.5, "tuning/acc": 0.5}]
+DONE: list[Metrics] = [*BEGUN, {"step": 1, "reward/mean": 0.8, "acc/mean": 0.2, "test/acc": 0.6}]
+
+
+@pytest.mark.parametrize("history", [BEGUN, DONE])
+def test_draws_what_there_is(history: list[Metrics], tmp_path: Path) -> None:
+    draw(history, tmp_path / "accuracy.png")
+
+    assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
