@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from verl.plugin.platform import get_platform
@@ -49,13 +51,14 @@ def test_log_probs_of_all_tokens_at_once_are_verls() -> None:
 
 
 def test_the_exchange_ends_with_the_block_also_after_an_error() -> None:
-    original = transformer_impl.logprobs_from_logits
+    implementation: Any = transformer_impl
+    original = implementation.logprobs_from_logits
 
     with (
         pytest.raises(ArithmeticError),
         _exchanged("logprobs_from_logits", _logprobs_from_logits),
     ):
-        assert transformer_impl.logprobs_from_logits is _logprobs_from_logits
+        assert implementation.logprobs_from_logits is _logprobs_from_logits
         raise ArithmeticError
 
-    assert transformer_impl.logprobs_from_logits is original
+    assert implementation.logprobs_from_logits is original
