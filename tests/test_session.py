@@ -106,6 +106,15 @@ def test_no_such_server_is_said_within_the_deadline(namespace: str) -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_a_server_can_be_checked_before_anything_is_started(redis_url: str) -> None:
+    tq.check_server({"redis": {"url": redis_url}})
+    tq.check_server()
+    with pytest.raises(tq.ServerUnavailableError, match="127.0.0.1:1/0"):
+        tq.check_server({"redis": {"url": "redis://127.0.0.1:1/0"}})
+    with pytest.raises(tq.ConfigError):
+        tq.check_server({"rediss": {}})
+
+
 def test_a_server_that_does_not_answer_is_said_within_the_deadline(namespace: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"

@@ -43,7 +43,7 @@ from tq_redis.kv import (
     kv_put,
 )
 from tq_redis.metadata import BatchMeta, FieldSchema, KVBatchMeta
-from tq_redis.session import close, get_client, init, progress_command
+from tq_redis.session import check_server, close, get_client, init, progress_command
 
 __version__ = "0.1.0"
 
@@ -82,6 +82,7 @@ __all__ = [
     "async_kv_clear",
     "async_kv_list",
     "async_kv_put",
+    "check_server",
     "close",
     "get_client",
     "init",

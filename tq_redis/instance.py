@@ -27,6 +27,20 @@ _CONTACT_S = 10.0
 _END_S = 30.0
 
 
+async def contact_server(config: Config) -> None:
+    """Contact the Redis of ``config``, write nothing, and let go of it.
+
+    Raises:
+        ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
+    """
+    if config.redis.url is not None:
+        connection = RedisConnection(config.redis.url, config.redis)
+        try:
+            await connection.check_server(Deadline(_CONTACT_S))
+        finally:
+            await connection.close()
+
+
 class Instance:
     """This process's part in a running queue.
 

@@ -17,7 +17,7 @@ from tq_redis.client.sync import Client
 from tq_redis.config import Config, load_config, namespace_asked_for
 from tq_redis.control.keys import Keys
 from tq_redis.errors import ConfigError, NotInitializedError, ServerUnavailableError
-from tq_redis.instance import Instance, choose, require_same_server
+from tq_redis.instance import Instance, choose, contact_server, require_same_server
 from tq_redis.redis_server import EmbeddedServer, find_redis_cli, start_server
 
 
@@ -61,6 +61,22 @@ def init(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> Config:
         elif conf is not None:
             raise ConfigError("This process is initialised already; call close() first.")
         return _session.instance.config
+
+
+def check_server(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> None:
+    """Refuse a Redis that :func:`init` would refuse, before anything is started. Without an
+    address in ``conf`` or ``TQ_REDIS_URL`` there is nothing to check.
+
+    Raises:
+        ConfigError: a setting is unknown or out of range.
+        ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
+    """
+    config = load_config(conf)
+    portal = Portal()
+    try:
+        portal.run(contact_server(config))
+    finally:
+        portal.stop()
 
 
 def close() -> None:

@@ -78,16 +78,16 @@ def _check(config: DictConfig) -> Any:
 
     Raises:
         ConfigError: a setting is unknown, out of range, or one that this recipe has no code for.
+        ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
     """
     import msgspec
     from verl.trainer.ppo.utils import need_reference_policy
     from verl.utils.config import validate_config
 
     from recipe.tasks.warm_start import WarmStartSettings
-    from tq_redis.config import load_config
-    from tq_redis.errors import ConfigError
+    from tq_redis import ConfigError, check_server
 
-    load_config(config.tq_redis)
+    check_server(config.tq_redis)
     for name, value in _FIXED.items():
         if OmegaConf.select(config, name) != value:
             raise ConfigError(f"{name} must be {value}, got {OmegaConf.select(config, name)!r}")
@@ -133,7 +133,7 @@ def _announce(ray_address: str) -> None:
 
     print(
         f"watch step 1 (the number in the key is the step's):\n  {tq.progress_command('train_1')}\n"
-        f"attach from Python: RAY_ADDRESS={ray_address}",
+        f"attach from Python: RAY_ADDRESS={ray_address} RAY_AUTH_MODE=disabled",
         flush=True,
     )
 
