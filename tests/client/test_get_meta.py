@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 import tq_redis as tq
 
 
-def put(client: tq.Client, rows: int, partition: str = "p", **options: object) -> tq.BatchMeta:
+def put(client: tq.Client, rows: int, partition: str = "p", **options: Any) -> tq.BatchMeta:
     return client.put({"x": torch.arange(float(rows))}, partition_id=partition, **options)
 
 
@@ -119,8 +120,13 @@ def test_a_task_may_ask_for_other_fields_later(client: tq.Client) -> None:
         ({"sampling_config": {"n_sample_per_prompt": 2}}, "Did you mean 'n_samples_per_prompt'"),
     ],
 )
-def test_bad_arguments(client: tq.Client, arguments: dict[str, object], says: str) -> None:
-    good = {"data_fields": ["x"], "batch_size": 4, "partition_id": "p", "task_name": "t"}
+def test_bad_arguments(client: tq.Client, arguments: dict[str, Any], says: str) -> None:
+    good: dict[str, Any] = {
+        "data_fields": ["x"],
+        "batch_size": 4,
+        "partition_id": "p",
+        "task_name": "t",
+    }
     with pytest.raises(tq.InputError, match=says):
         client.get_meta(**(good | arguments))
 

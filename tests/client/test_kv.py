@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 import torch
@@ -59,10 +60,12 @@ def test_tag_values_keep_their_type(client: tq.Client) -> None:
         ({"fields": {"x": torch.zeros(3)}}, "3 rows for 2 keys"),
     ],
 )
-def test_bad_puts_register_nothing(
-    client: tq.Client, arguments: dict[str, object], says: str
-) -> None:
-    good = {"keys": ["a", "b"], "partition_id": "p", "fields": {"x": torch.zeros(2)}}
+def test_bad_puts_register_nothing(client: tq.Client, arguments: dict[str, Any], says: str) -> None:
+    good: dict[str, Any] = {
+        "keys": ["a", "b"],
+        "partition_id": "p",
+        "fields": {"x": torch.zeros(2)},
+    }
     with pytest.raises(tq.InputError, match=says.replace("]", "\\]")):
         tq.kv_batch_put(**(good | arguments))
     assert tq.kv_list() == {}

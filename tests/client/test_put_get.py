@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -146,7 +148,7 @@ def test_another_dtype_is_refused_unless_asked_for(client: tq.Client) -> None:
     ],
 )
 def test_bad_columns_are_refused_before_anything_is_written(
-    client: tq.Client, data: dict[str, object], says: str
+    client: tq.Client, data: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(tq.InputError, match=says):
         client.put(data, partition_id="p")
@@ -173,7 +175,7 @@ def test_put_says_what_it_needs(client: tq.Client) -> None:
 
 
 def test_data_parser_sees_and_changes_the_columns(client: tq.Client) -> None:
-    def load(columns: dict[str, object]) -> dict[str, object]:
+    def load(columns: dict[str, Any]) -> dict[str, Any]:
         return {"image": [path.upper() for path in columns["image"]]}
 
     meta = client.put({"image": ["a.png", "b.png"]}, partition_id="p", data_parser=load)
@@ -211,6 +213,6 @@ def test_lost_bytes_are_named_by_row_and_field(client: tq.Client) -> None:
     assert client.get_columns(kept)["x"].tolist() == [1.0, 1.0]
 
 
-async def _handles(core: object, meta: tq.BatchMeta) -> list[str]:
+async def _handles(core: Any, meta: tq.BatchMeta) -> list[str]:
     where = await core.control.locate("p", meta.global_indexes, ["x"], core._deadline(None))
     return [run[0] for run in where["x"]]

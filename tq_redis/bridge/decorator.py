@@ -7,7 +7,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -18,8 +18,21 @@ from tq_redis.errors import InputError
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 from tq_redis.session import get_client
 
-F = TypeVar("F", bound=Callable[..., Any])
 Meta = BatchMeta | KVBatchMeta
+
+
+class Bridged(Protocol):
+    """What :func:`tqbridge` makes of a function: takes batches or their metadata.
+
+    Attributes:
+        reads: the fields that the function reads, or None where it reads all it is given.
+        writes: the fields that it writes, or None where it writes all that it returns.
+    """
+
+    reads: tuple[str, ...] | None
+    writes: tuple[str, ...] | None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 def tqbridge(
@@ -32,7 +45,7 @@ def tqbridge(
     device: str | torch.device = "auto",
     overwrite: bool = False,
     timeout: float | None = None,
-) -> Callable[[F], F]:
+) -> Callable[[Callable[..., Any]], Bridged]:
     """Let a function that computes on batches be called with their metadata.
 
     Each argument that is a :class:`BatchMeta` or :class:`KVBatchMeta` is resolved where the
@@ -62,7 +75,7 @@ def tqbridge(
             metadata.
     """
 
-    def decorate(function: F) -> F:
+    def decorate(function: Callable[..., Any]) -> Bridged:
         bridge = _Bridge(
             annotations={
                 name: parameter.annotation

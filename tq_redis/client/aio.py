@@ -142,7 +142,7 @@ class AsyncClient(ClaimCalls, StatusCalls):
         *,
         copy: bool = True,
         timeout: float | None = None,
-    ) -> dict[str, Column]:
+    ) -> dict[str, Any]:
         """The columns of these samples, in the order of the metadata, as tensors and lists.
 
         Args:

@@ -13,7 +13,6 @@ from tq_redis.client.columns import DataParser, Fields
 from tq_redis.client.kv import AsyncKVClient, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
-from tq_redis.data import Column
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 
 
@@ -153,7 +152,7 @@ class Client:
         *,
         copy: bool = True,
         timeout: float | None = None,
-    ) -> dict[str, Column]:
+    ) -> dict[str, Any]:
         """The columns of these samples, in the order of the metadata, as tensors and lists.
 
         Args:
@@ -182,7 +181,7 @@ class Client:
         *,
         copy: bool = True,
         timeout: float | None = None,
-    ) -> dict[str, Column]:
+    ) -> dict[str, Any]:
         """Awaitable form of :meth:`get_columns`."""
         return await self._portal.arun(
             self._core.get_columns(metadata, select_fields, copy=copy, timeout=timeout)
