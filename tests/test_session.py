@@ -260,8 +260,9 @@ class TestOnRay:
             def put(self) -> tq.BatchMeta:
                 return tq.get_client().put({"x": torch.arange(1000.0)}, partition_id="p")
 
-        producer = Producer.remote()
-        meta = ray.get(producer.put.remote(), timeout=60)
+        actor: Any = Producer
+        producer = actor.remote()
+        meta: Any = ray.get(producer.put.remote(), timeout=60)
         ray.kill(producer)
 
         assert torch.equal(queue.get_columns(meta)["x"], torch.arange(1000.0))
@@ -297,7 +298,7 @@ class TestOnRay:
         from ray.util import list_named_actors
 
         def stores() -> list[str]:
-            named = list_named_actors(all_namespaces=True)
+            named: Any = list_named_actors(all_namespaces=True)
             return [actor["name"] for actor in named if namespace in actor["name"]]
 
         queue.put({"x": torch.zeros(1)}, partition_id="p")

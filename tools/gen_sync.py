@@ -43,7 +43,6 @@ from tq_redis.client.columns import DataParser, Fields
 from tq_redis.client.kv import AsyncKVClient, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
-from tq_redis.data import Column
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 
 
