@@ -229,6 +229,24 @@ def test_progress_command_shows_the_summary(redis_url: str, namespace: str) -> N
     assert shown[shown.index("produced:x") + 1] == "3"
 
 
+def test_progress_command_shows_no_password(namespace: str) -> None:
+    with start_server() as server:
+        with redis.Redis.from_url(server.url) as admin:
+            admin.config_set("requirepass", "secret")
+        tq.init(memory(server.url.replace("redis://", "redis://:secret@"), namespace))
+        command = tq.progress_command("p")
+        assert "secret" not in command
+        shown = subprocess.run(
+            command.replace("REDISCLI_AUTH=...", "REDISCLI_AUTH=secret"),
+            shell=True,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert "NOAUTH" not in shown.stdout + shown.stderr
+        tq.close()
+
+
 class TestOnRay:
     """The instance of a Ray job."""
 

@@ -91,7 +91,7 @@ def load_config(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> 
 
 
 def namespace_asked_for(conf: Mapping[str, Any] | DictConfig | Config | None) -> str | None:
-    """The namespace that ``conf`` or the environment names, or None where neither does."""
+    """The namespace of the instance that ``init(conf)`` looks for; None: any that runs."""
     if conf is None:
         return os.environ.get(NAMESPACE_VARIABLE)
     return load_config(conf).redis.namespace

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from omegaconf import DictConfig
@@ -32,6 +33,8 @@ class _Session:
 
 _session: _Session | None = None
 _lock = threading.RLock()
+# Ray's connection, too, is the parent's: using it in the child would hang.
+_forked = False
 
 
 def init(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> Config:
@@ -112,11 +115,17 @@ def get_client() -> Client:
 
 
 def progress_command(partition: str) -> str:
-    """The shell command that shows the summary of a partition."""
+    """The shell command that shows the summary of a partition. A password is left to the
+    environment variable that redis-cli reads."""
     config = get_client().config
     tool = find_redis_cli() or "redis-cli"
     key = Keys(config.redis.namespace).summary(partition)
-    return f"{tool} -u {config.redis.url} HGETALL '{key}'"
+    url = urlsplit(config.redis.url or "")
+    password = "" if url.password is None else "REDISCLI_AUTH=... "
+    host = url.netloc.rpartition("@")[2]
+    user = f"{url.username}@" if url.username else ""
+    shown = urlunsplit(url._replace(netloc=f"{user}{host}"))
+    return f"{password}{tool} -u {shown} HGETALL '{key}'"
 
 
 def _open(conf: Mapping[str, Any] | DictConfig | Config | None) -> _Session:
@@ -194,7 +203,7 @@ def _ray() -> Any:
 
 
 def _running() -> dict[str, str]:
-    if not _ray().is_initialized():
+    if _forked or not _ray().is_initialized():
         return {}
     from tq_redis.data.ray_stores import running_instances
 
@@ -203,6 +212,10 @@ def _running() -> dict[str, str]:
 
 def _ensure_ray() -> bool:
     """Join Ray, or start it; True if this call did."""
+    if _forked:
+        raise NotInitializedError(
+            "A forked process cannot use Ray. Start it with the method spawn, or as a Ray task."
+        )
     if _ray().is_initialized():
         return False
     _ray().init()
@@ -222,8 +235,8 @@ def _require_one_host(config: Config) -> None:
 
 def _forget_in_child() -> None:
     """Threads and connections do not survive a fork; the child attaches anew when it needs to."""
-    global _session, _lock
-    _session, _lock = None, threading.RLock()
+    global _session, _lock, _forked
+    _session, _lock, _forked = None, threading.RLock(), True
 
 
 atexit.register(close)

@@ -15,7 +15,7 @@ Admin = redis.Redis
 
 def dump(admin: Admin, namespace: str) -> dict[str, Any]:
     """The content of the namespace, but for replies, lifetimes and the next id."""
-    readers = {
+    readers: dict[Any, Any] = {
         "string": admin.get,
         "hash": admin.hgetall,
         "set": admin.smembers,
@@ -41,11 +41,12 @@ class Partition:
     """
 
     def __init__(self, admin: Admin, key: str) -> None:
-        self._admin = admin
+        self._admin: Any = admin  # its types allow bytes, which this connection decodes
         self._key = key
-        self.summary: dict[str, str] = admin.hgetall(key)
-        self.ids: list[str] = admin.zrange(f"{key}:samples", 0, -1)
-        self.fields = {name: self._hash("field", name) for name in admin.hkeys(f"{key}:schema")}
+        self.summary: dict[str, str] = self._admin.hgetall(key)
+        self.ids: list[str] = self._admin.zrange(f"{key}:samples", 0, -1)
+        names: list[str] = self._admin.hkeys(f"{key}:schema")
+        self.fields = {name: self._hash("field", name) for name in names}
         self.blocks = {n: json.loads(text) for n, text in self._hash("blocks").items()}
         self.groups = self._hash("group")
 

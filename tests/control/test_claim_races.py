@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -96,7 +97,7 @@ async def test_groups_stay_whole(planes: list[ControlPlane]) -> None:
             group_of.update(zip(ids, part, strict=True))
 
     left = [len(rows)]
-    *_, claims = await asyncio.gather(
+    results: list[Any] = await asyncio.gather(
         *(produce(plane, rows[i::4]) for i, plane in enumerate(planes[:4])),
         asyncio.gather(
             *(
@@ -105,7 +106,7 @@ async def test_groups_stay_whole(planes: list[ControlPlane]) -> None:
             )
         ),
     )
-    batches = [batch for mine in claims for batch in mine]
+    batches = [batch for mine in results[-1] for batch in mine]
     ids = [sample for batch in batches for sample in batch]
     assert sorted(ids) == sorted(group_of)
     for batch in batches:

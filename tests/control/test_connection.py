@@ -5,7 +5,7 @@ import logging
 import random
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.asyncio
 
 
 @asynccontextmanager
-async def connected(url: str, **config: object) -> AsyncIterator[RedisConnection]:
+async def connected(url: str, **config: object) -> AsyncGenerator[RedisConnection]:
     connection = RedisConnection(url, RedisConfig(**config))  # type: ignore[arg-type]
     try:
         yield connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -89,7 +90,7 @@ async def test_what_makes_room_passes(plane: ControlPlane, full: Admin) -> None:
     assert await plane.trash("p", generation, soon()) == [handle(puts[1])]
     await plane.empty_trash("p", generation, soon())
     await ownership.give_up(soon())
-    left = full.keys("*")
+    left: Any = full.keys("*")
     assert [key for key in left if ":req:" not in key] == [plane.keys.next_sample]
 
 

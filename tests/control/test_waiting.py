@@ -74,7 +74,7 @@ async def test_a_put_between_refusal_and_wait_is_not_missed(plane: ControlPlane)
 
 
 async def test_no_wake_up_is_lost_in_many_rounds(plane: ControlPlane) -> None:
-    """A producer and a consumer that pass one sample at a time to and fro."""
+    """A producer and a consumer that pass one sample at a time back and forth."""
 
     async def produce() -> None:
         for _ in range(30):

@@ -60,8 +60,9 @@ def test_what_it_says_of_itself() -> None:
     ],
 )
 def test_lengths_must_fit(wrong: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"partition_ids": "p"} | wrong
     with pytest.raises(InputError, match=next(iter(wrong))):
-        BatchMeta([1, 2], **({"partition_ids": "p"} | wrong))
+        BatchMeta([1, 2], **arguments)
 
 
 def test_one_partition_is_asked_for_but_there_are_several() -> None:
@@ -73,7 +74,8 @@ def test_one_partition_is_asked_for_but_there_are_several() -> None:
 
 def test_ids_are_plain_integers_whatever_they_came_as() -> None:
     """They go to Redis, which knows no scalars of numpy or torch."""
-    for ids in (np.array([1, 2]), torch.tensor([1, 2]), (1, 2)):
+    kinds: list[Any] = [np.array([1, 2]), torch.tensor([1, 2]), (1, 2)]
+    for ids in kinds:
         meta = BatchMeta(ids, "p")
         assert meta.global_indexes == [1, 2]
         assert {type(sample) for sample in meta.global_indexes} == {int}
@@ -159,7 +161,8 @@ def test_slices_are_those_of_lists(meta: BatchMeta, part: slice) -> None:
 def test_rows_by_position() -> None:
     meta = BatchMeta([5, 6, 7], "p")
     assert (meta[0].global_indexes, meta[-1].global_indexes) == ([5], [7])
-    assert meta[np.int64(1)].global_indexes == [6]
+    position: Any = np.int64(1)
+    assert meta[position].global_indexes == [6]
     for outside in (3, -4):
         with pytest.raises(IndexError, match="of a batch of 3"):
             meta[outside]

@@ -20,7 +20,7 @@ from tq_redis.client.columns import (
 )
 from tq_redis.client.core import ANSWER_S, distinct
 from tq_redis.client.status import StatusCalls
-from tq_redis.control.plane import CELLS_PER_CALL
+from tq_redis.control.plane import rows_per_put
 from tq_redis.control.records import BlockEntry, Run, Write
 from tq_redis.data import Column
 from tq_redis.data.codec import describe
@@ -70,7 +70,7 @@ class AsyncClient(ClaimCalls, StatusCalls):
         Raises:
             InputError: columns do not fit each other or the metadata; nothing was written.
             SchemaConflictError: a field would change dtype; rows before it may be written if the
-                batch was too large for one step (8,192 cells).
+                batch was too large for one step (8,192 cells, a row counting as three more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
             ServerFullError: Redis is at its memory limit.
         """
@@ -233,7 +233,7 @@ class AsyncClient(ClaimCalls, StatusCalls):
         """Bytes first, then the rows that name them, in steps that Redis handles at once."""
         schema = {name: describe(column) for name, column in columns.items()}
         written: list[int] = []
-        for first, part in row_slices(columns, max(1, CELLS_PER_CALL // len(columns))):
+        for first, part in row_slices(columns, rows_per_put(len(columns))):
             rows = slice(first, first + row_count(part))
             blocks = await self.data.put(partition, part, deadline)
             # A block must be named before the sweep takes it for an orphan.

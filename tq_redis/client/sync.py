@@ -59,7 +59,7 @@ class Client:
         Raises:
             InputError: columns do not fit each other or the metadata; nothing was written.
             SchemaConflictError: a field would change dtype; rows before it may be written if the
-                batch was too large for one step (8,192 cells).
+                batch was too large for one step (8,192 cells, a row counting as three more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
             ServerFullError: Redis is at its memory limit.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
@@ -163,7 +164,7 @@ class RedisConnection:
             )
             return
         version = str(info["redis_version"])
-        if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_SERVER:
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST_SERVER:
             raise ServerPolicyError(f"Redis at {self.url} is {version}; 6.2 or newer is needed.")
         policy = str(info["maxmemory_policy"])
         if policy != "noeviction" and not self._allow_eviction:

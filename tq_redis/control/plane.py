@@ -26,6 +26,14 @@ CELLS_PER_CALL = 8192
 ROWS_PER_PAGE = 2000
 
 
+def rows_per_put(fields: int) -> int:
+    """Rows that one :meth:`ControlPlane.produce` should have, for a put of so many fields.
+
+    A new row costs about as much as three cells.
+    """
+    return max(1, CELLS_PER_CALL // (fields + 3))
+
+
 class ControlPlane(BlockLists):
     """The state of one namespace in Redis.
 

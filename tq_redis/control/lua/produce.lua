@@ -27,11 +27,13 @@ if args.ids then
 else
   ids = {}
   local known = args.keys and lookup('HMGET', key('keys'), args.keys) or {}
+  local made = 0
   for row = 1, args.count do
     ids[row] = known[row]
     if not ids[row] then
-      ids[row] = string.format('%d', args.first + #fresh)
-      fresh[#fresh + 1] = row
+      ids[row] = string.format('%d', args.first + made)
+      made = made + 1
+      fresh[made] = row
     end
   end
 end
@@ -76,10 +78,10 @@ if created then
   redis.call('HSET', P, 'samples', 0, 'bytes', 0, 'generation', args.first, 'created_at', seconds())
 end
 if #fresh > 0 then
-  local samples, keys, key_of, group = {}, {}, {}, {}
+  local new, keys, key_of, group = {}, {}, {}, {}
   for i, row in ipairs(fresh) do
     local id = ids[row]
-    samples[2 * i - 1], samples[2 * i] = id, id
+    new[i] = id
     if args.keys then
       keys[2 * i - 1], keys[2 * i] = args.keys[row], id
       key_of[2 * i - 1], key_of[2 * i] = id, args.keys[row]
@@ -88,7 +90,7 @@ if #fresh > 0 then
       group[2 * i - 1], group[2 * i] = id, args.groups[row]
     end
   end
-  call('ZADD', key('samples'), samples)
+  call('ZADD', key('samples'), by_id(all_fresh and ids or new))
   call('HSET', key('keys'), keys)
   call('HSET', key('key_of'), key_of)
   call('HSET', key('group'), group)
@@ -100,10 +102,10 @@ local covered = {}
 for _, block in ipairs(args.blocks) do
   local handle, bytes, first, count, fields, dtypes = unpack(block)
   local number = redis.call('HINCRBY', key('live'), 'next', 1)
-  local cells, dtype_of = {}, {}
+  local cells, dtype_of, prefix = {}, {}, string.format('%d:', number)
   for row = 1, count do
     cells[2 * row - 1] = ids[first + row]
-    cells[2 * row] = number .. ':' .. (row - 1)
+    cells[2 * row] = prefix .. (row - 1)
   end
   for f, field in ipairs(fields) do
     local added = call('HSET', key('field', field), cells)
@@ -128,10 +130,11 @@ for field, count in pairs(covered) do
   has[field] = count == #ids or nil
 end
 for name, index in pairs(indexes()) do
-  local concerned, lacking = #index.fields == 0 and #fresh > 0, false
+  local concerned, lacking, whole = #index.fields == 0 and #fresh > 0, false, all_fresh
   for _, field in ipairs(index.fields) do
     concerned = concerned or covered[field]
     lacking = lacking or not covered[field]
+    whole = whole and has[field]
   end
   -- A new row has no other field than those of this put.
   if concerned and not (all_fresh and lacking) then
@@ -144,14 +147,14 @@ for name, index in pairs(indexes()) do
         end
       end
     end
-    add_ready(name, index, claimable(index, rows, has))
+    add_ready(name, index, whole and rows or claimable(index, rows, has))
   end
 end
 
 event('put', 'rows', #ids)
 touch()
 local ranges, expected = {}, nil
-for _, id in ipairs(ids) do
+for _, id in ipairs(all_fresh and {} or ids) do
   local number = tonumber(id)
   if number == expected then
     ranges[#ranges] = ranges[#ranges] + 1
@@ -159,5 +162,8 @@ for _, id in ipairs(ids) do
     ranges[#ranges + 1], ranges[#ranges + 2] = number, 1
   end
   expected = number + 1
+end
+if all_fresh then
+  ranges = { args.first, args.count }
 end
 return finish({ code = 'ok', created = created, ids = ranges, freed = to_free() })

@@ -53,6 +53,19 @@ local function lookup(command, name, values)
   return found
 end
 
+-- What ZADD gets for a set ordered by id: {'id', 'id', ...} -> {'id', 'id', 'id', 'id', ...}.
+-- A put adds the same rows to several sets.
+local last_ids, last_entries
+local function by_id(ids)
+  if ids ~= last_ids then
+    last_ids, last_entries = ids, {}
+    for i = 1, #ids do
+      last_entries[2 * i - 1], last_entries[2 * i] = ids[i], ids[i]
+    end
+  end
+  return last_entries
+end
+
 local function partition_exists()
   return redis.call('EXISTS', P) == 1
 end

@@ -78,14 +78,12 @@ end
 
 -- Enter ids into a ready index; those that are in it stay.
 local function add_ready(name, index, ids)
-  local ready, entries = key('ready', name), {}
+  local ready = key('ready', name)
   if index.group_size == 0 then
-    for i = 1, #ids do
-      entries[2 * i - 1], entries[2 * i] = ids[i], ids[i]
-    end
-    call('ZADD', ready, entries)
+    call('ZADD', ready, by_id(ids))
     return
   end
+  local entries = {}
   local members, groups = grouped(ids)
   local present, changes = lookup('ZMSCORE', ready, members), {}
   for i = 1, #members do
