@@ -29,6 +29,7 @@ os.environ.pop("TQ_REDIS_NAMESPACE", None)
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["RAY_AUTH_MODE"] = "disabled"  # else Ray writes a token into the home directory
+os.environ["VERL_USE_EXTERNAL_MODULES"] = "recipe.cpu"  # verl's platform, when it is imported
 
 # Inherited by every process that the tests start, also by those that outlive their parent.
 PROCESS_MARK = "TQ_TEST_RUN"

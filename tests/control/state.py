@@ -92,18 +92,26 @@ class Partition:
             for sample in self.ids
             if sample not in taken
             and all(sample in self.fields.get(field, ()) for field in index["fields"])
-            and (index["done"] or int(sample) <= index["built"])
+            and (not index["group_size"] or sample in self.groups)
         ]
-        size = index["group_size"]
-        if not size:
-            assert self._zset("ready", name) == {sample: float(sample) for sample in able}
-            return
-        members: dict[str, list[str]] = {}
-        for sample in able:
-            if sample in self.groups:
-                members.setdefault(self.groups[sample], []).append(sample)
-        assert list(self._zset("ready", name)) == sorted(
-            f"{group}:{int(sample):016d}" for group, ids in members.items() for sample in ids
+        entries = self._zset("ready", name)
+        ready = sorted(int(entry.rpartition(":")[2]) for entry in entries)
+        if index["done"]:
+            assert ready == [int(sample) for sample in able]
+        else:
+            assert set(ready) <= set(map(int, able))
+            assert {int(sample) for sample in able if int(sample) <= index["built"]} <= set(ready)
+        if index["group_size"]:
+            self._check_groups(name, index["group_size"], list(entries), ready)
+        else:
+            assert entries == {str(sample): float(sample) for sample in ready}
+
+    def _check_groups(self, name: str, size: int, entries: list[str], ready: list[int]) -> None:
+        members: dict[str, list[int]] = {}
+        for sample in ready:
+            members.setdefault(self.groups[str(sample)], []).append(sample)
+        assert entries == sorted(
+            f"{group}:{sample:016d}" for group, ids in members.items() for sample in ids
         )
         counts = {group: int(count) for group, count in self._hash("ready", name, "count").items()}
         assert counts.pop(":whole", 0) == sum(len(ids) // size for ids in members.values())

@@ -99,12 +99,17 @@ async def test_more_events_than_are_kept(plane: ControlPlane) -> None:
 
 
 async def test_claims_of_others_do_not_wake(plane: ControlPlane) -> None:
+    """Nor does what was put before the refusal."""
     await plane.produce("p", write(20, ["x"]), soon())
     event = await short(plane)
-    waiter = asyncio.create_task(plane.wait("p", event, soon()))
+    start = time.monotonic()
+    waiter = asyncio.create_task(plane.wait("p", event, Deadline(0.4)))
     for _ in range(5):
         await plane.claim("p", "t", ["x"], 2, "me", soon())
-    assert not waiter.done()
+    await waiter
+    assert time.monotonic() - start > 0.3
+
+    waiter = asyncio.create_task(plane.wait("p", event, soon()))
     await plane.clear_samples("p", [1], soon())
     await asyncio.wait_for(waiter, WOKEN_S)
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import uuid
+
 import pytest
 
 from tests.control.build import handle, soon, write
-from tests.control.state import Admin, dump
+from tests.control.state import Admin, Partition, dump
 from tq_redis.control.keys import index_name
 from tq_redis.control.packing import arguments
 from tq_redis.control.plane import ControlPlane
@@ -120,7 +122,7 @@ async def test_indexes_of_one_task_do_not_undo_each_other(
     assert await claim(plane, 20) == ids
 
 
-def step_of_a_claim(field: str, request: str) -> bytes:
+def step_of_a_claim(field: str, request: str, group_size: int = 0) -> bytes:
     """One claim of too many rows, that may index three."""
     return arguments(
         {
@@ -130,34 +132,39 @@ def step_of_a_claim(field: str, request: str) -> bytes:
             "task": "t",
             "fields": [field],
             "count": 8000,
-            "group_size": 0,
-            "index": index_name("t", 0, [field]),
+            "group_size": group_size,
+            "index": index_name("t", group_size, [field]),
             "consumer": "me",
             "build": 3,
         }
     )
 
 
-async def test_rows_may_change_while_an_index_is_built(plane: ControlPlane) -> None:
-    ids = (await plane.produce("p", write(10, ["x"]), soon())).ids
-    late = (await plane.produce("p", write(2, ["y"]), soon())).ids
+@pytest.mark.parametrize("group_size", [0, 1])
+async def test_rows_may_change_while_an_index_is_built(
+    plane: ControlPlane, admin: Admin, group_size: int
+) -> None:
+    async def put(count: int, field: str) -> list[int]:
+        groups = [uuid.uuid4().hex for _ in range(count)]
+        return (await plane.produce("p", write(count, [field], groups=groups), soon())).ids
 
     async def step(number: int) -> str:
-        values = step_of_a_claim("x", request=f"r{number}")
+        values = step_of_a_claim("x", f"r{number}", group_size)
         raw = await plane.connection.run("claim", plane.keys.summary("p"), values, soon())
+        Partition(admin, plane.keys.summary("p")).check()
         return decode(raw, ClaimReply).code
 
+    ids, late = await put(10, "x"), await put(2, "y")
     assert await step(1) == "building"
     await plane.clear_samples("p", [ids[1], ids[8]], soon())
-    first = write(2, ["x"], ids=late)
-    await plane.produce("p", first, soon())
+    await plane.produce("p", write(2, ["x"], ids=late), soon())
     assert await step(2) == "building"
-    more = (await plane.produce("p", write(3, ["x"]), soon())).ids
+    more = await put(3, "x")
     await plane.produce("p", write(1, ["x"], ids=ids[:1]), soon())
     codes = [await step(number) for number in range(3, 8)]
     assert codes[-1] == "short"
     left = [sample for sample in ids if sample not in (ids[1], ids[8])]
-    assert await claim(plane, len(left) + 5) == left + late + more
+    assert await claim(plane, len(left) + 5, group_size=group_size) == left + late + more
 
 
 @pytest.mark.parametrize("group_size", [0, 4])

@@ -17,8 +17,7 @@ local kept = {
   [key('blocks')] = key('trash', generation),
   [key('freed')] = key('trash', generation, 'freed'),
 }
--- Redis lets this pass when its memory is full, and then all that follows.
-redis.call('UNLINK', P)
+-- Redis lets UNLINK pass when its memory is full, and then all that follows.
 for _, name in ipairs(names) do
   if kept[name] and redis.call('EXISTS', name) == 1 then
     redis.call('RENAME', name, kept[name])

@@ -124,7 +124,7 @@ end
 call('HSET', key('schema'), args.schema)
 write_tags(args.tags, ids)
 
--- 5. What can be claimed now? Rows that an index has not been built up to are left to the build.
+-- 5. What can be claimed now?
 local has = {}
 for field, count in pairs(covered) do
   has[field] = count == #ids or nil
@@ -138,16 +138,7 @@ for name, index in pairs(indexes()) do
   end
   -- A new row has no other field than those of this put.
   if concerned and not (all_fresh and lacking) then
-    local rows = ids
-    if not index.done then
-      rows = {}
-      for _, id in ipairs(ids) do
-        if tonumber(id) <= index.built then
-          rows[#rows + 1] = id
-        end
-      end
-    end
-    add_ready(name, index, whole and rows or claimable(index, rows, has))
+    add_ready(name, index, whole and ids or claimable(index, ids, has))
   end
 end
 

@@ -1,6 +1,7 @@
 -- Ready indexes: for each way in which a task asks for samples, those that it may claim.
 
--- name -> {task, fields, group_size, built (all ids up to it are entered), done}.
+-- name -> {task, fields, group_size, built, done}. Rows up to the id `built` were looked at when the
+-- index was made, later ones are entered when they are written; nothing is claimed until it is done.
 local function indexes()
   local found, flat = {}, redis.call('HGETALL', key('indexes'))
   for i = 1, #flat, 2 do
