@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,8 @@ class RayPPOTrainer:
 
     def _record(self, metrics: Metrics, bar: Any) -> None:
         self.records.write(self.step, metrics)
-        bar.write(_line(self.step, self.total_steps, metrics))
+        bar.write(_line(self.step, self.total_steps, metrics), file=sys.stdout)
+        sys.stdout.flush()  # a pipe would keep the line back
 
     def _update_rollout(self) -> None:
         ray.get(self.actor.update_weights(global_steps=self.step))
