@@ -21,6 +21,7 @@ import psutil
 import pytest
 import redis
 
+import tq_redis
 from tq_redis.redis_server import start_server
 
 # Nothing outside a test decides which server the tests write to. Set before any import of ray.
@@ -103,6 +104,20 @@ def redis_url(redis_server: ServerUnderTest) -> str:
 def namespace() -> str:
     """A namespace that no other test uses."""
     return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def client(redis_url: str, namespace: str) -> Iterator[tq_redis.Client]:
+    """The client of a queue of this process alone, started and ended around the test."""
+    tq_redis.init(
+        {
+            "redis": {"url": redis_url, "namespace": namespace},
+            "data": {"backend": "memory"},
+            "timeout_s": 20,
+        }
+    )
+    yield tq_redis.get_client()
+    tq_redis.close()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,18 +31,6 @@ class Counter:
         assert set(data.batch.keys()) == {"length"}
         assert not data.non_tensor_batch
         return DataProto()
-
-
-@pytest.fixture
-def client(redis_url: str, namespace: str) -> Iterator[tq_redis.Client]:
-    tq_redis.init(
-        {
-            "redis": {"url": redis_url, "namespace": namespace},
-            "data": {"backend": "memory"},
-        }
-    )
-    yield tq_redis.get_client()
-    tq_redis.close()
 
 
 def put_words(step: Step) -> None:
