@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tq_redis.metadata import BatchMeta, FieldSchema, KVBatchMeta
+from tq_redis.metadata import BatchMeta, Claim, FieldSchema, KVBatchMeta
 
 FORMS = st.builds(
     FieldSchema,
@@ -20,6 +20,7 @@ INFOS = st.dictionaries(st.sampled_from(["step", "m"]), st.integers() | st.lists
 TAGS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
     st.sampled_from(["v", "w"]), st.integers() | st.lists(st.integers(), max_size=2), max_size=2
 )
+CLAIMS = st.none() | st.builds(Claim, st.sampled_from(["update", "更新"]), st.integers(1, 3))
 
 
 @st.composite
@@ -37,6 +38,8 @@ def batches(draw: st.DrawFn, min_size: int = 0, max_size: int = 20) -> BatchMeta
         np.array(column(st.sampled_from([0, 1])), np.int8),
         draw(INFOS),
         column(TAGS),
+        read_only=draw(st.booleans()),
+        claims=draw(CLAIMS | st.lists(CLAIMS, min_size=size, max_size=size)),
     )
 
 

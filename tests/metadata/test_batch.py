@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from tests.metadata.build import SCHEMAS, batches
 from tq_redis.errors import InputError
-from tq_redis.metadata import BatchMeta, FieldSchema
+from tq_redis.metadata import BatchMeta, Claim, FieldSchema
 
 DENSE = FieldSchema("dense", "float32", (3,))
 
 
 def rows_of(meta: BatchMeta) -> list[tuple[Any, ...]]:
-    columns = (meta.partition_ids, meta.production_status.tolist(), meta.custom_meta)
-    return list(zip(meta.global_indexes, *columns, strict=True))
+    columns = (meta.production_status.tolist(), meta.custom_meta, meta.claims)
+    return list(zip(meta.global_indexes, meta.partition_ids, *columns, strict=True))
 
 
 def scribble(meta: BatchMeta) -> None:
@@ -27,6 +27,7 @@ def scribble(meta: BatchMeta) -> None:
     meta.global_indexes[:] = [-1] * meta.size
     meta.partition_ids[:] = ["changed"] * meta.size
     meta.production_status[:] = 7
+    meta.claims[:] = [Claim("changed", 7)] * meta.size
     meta.field_schema.clear()
     for values in (*meta.custom_meta, meta.extra_info):
         for value in values.values():
@@ -55,13 +56,17 @@ def test_what_it_says_of_itself() -> None:
         {"partition_ids": ["p"]},
         {"production_status": np.ones(3, np.int8)},
         {"custom_meta": [{}]},
+        {"claims": [Claim("t", 1)]},
+        {"field_schema": {"x": {"dtype": "float32"}}},
+        {"field_schema": ["x"]},
         {"padding": 3},
         {"padding": -1},
     ],
 )
-def test_lengths_must_fit(wrong: dict[str, Any]) -> None:
+def test_what_cannot_be_right_is_refused(wrong: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"partition_ids": "p"} | wrong
-    with pytest.raises(InputError, match=next(iter(wrong))):
+    name = "FieldSchema" if "field_schema" in wrong else next(iter(wrong))
+    with pytest.raises(InputError, match=name):
         BatchMeta([1, 2], **arguments)
 
 
@@ -102,11 +107,7 @@ def test_chunks_put_together_are_the_batch(meta: BatchMeta, chunks: int) -> None
     assert len(parts) == chunks
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
-    together = BatchMeta.concat(parts)
-    assert rows_of(together) == rows_of(meta)
-    assert together.extra_info == meta.extra_info
-    if meta.size:
-        assert together == meta
+    assert BatchMeta.concat(parts) == meta
 
 
 def test_uneven_chunks() -> None:
@@ -153,6 +154,32 @@ def test_selected_rows(meta: BatchMeta, data: st.DataObject) -> None:
     assert selected.extra_info == meta.extra_info
 
 
+@given(batches(min_size=1), st.data())
+def test_selecting_twice_is_selecting_once(meta: BatchMeta, data: st.DataObject) -> None:
+    first = data.draw(st.lists(st.integers(0, meta.size - 1), min_size=1, max_size=10))
+    second = data.draw(st.lists(st.integers(0, len(first) - 1), max_size=10))
+    once = meta.select_samples([first[row] for row in second])
+    assert meta.select_samples(first).select_samples(second) == once
+
+
+@given(batches(), st.integers(1, 5), st.lists(st.sampled_from(["ids", "mask", "unknown"])))
+def test_rows_and_fields_are_chosen_in_either_order(
+    meta: BatchMeta, chunks: int, names: list[str]
+) -> None:
+    parts = [part.select_fields(names) for part in meta.chunk(chunks)]
+    assert parts == meta.select_fields(names).chunk(chunks)
+
+
+@given(batches(min_size=1), st.data())
+def test_a_selected_permutation_is_the_reordered_batch(
+    meta: BatchMeta, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(meta.size)))
+    selected = meta.select_samples(order)
+    meta.reorder(order)
+    assert selected == meta
+
+
 @given(batches(), st.slices(20))
 def test_slices_are_those_of_lists(meta: BatchMeta, part: slice) -> None:
     assert rows_of(meta[part]) == rows_of(meta)[part]
@@ -160,6 +187,10 @@ def test_slices_are_those_of_lists(meta: BatchMeta, part: slice) -> None:
 
 def test_rows_by_position() -> None:
     meta = BatchMeta([5, 6, 7], "p")
+    assert [row.global_indexes for row in meta] == [[5], [6], [7]]
+    name: Any = "x"
+    with pytest.raises(TypeError):
+        meta[name]
     assert (meta[0].global_indexes, meta[-1].global_indexes) == ([5], [7])
     position: Any = np.int64(1)
     assert meta[position].global_indexes == [6]
@@ -191,11 +222,14 @@ def test_padding_repeats_rows_from_the_first(meta: BatchMeta, divisor: int) -> N
     assert padded.unpadded() == meta
 
 
-@given(batches(min_size=1, max_size=9), st.integers(1, 12))
-def test_padding_is_gone_after_a_round_over_the_workers(meta: BatchMeta, workers: int) -> None:
-    parts = meta.padded(workers).chunk(workers)
-    assert sum(part.padding for part in parts) == meta.padded(workers).padding
-    assert BatchMeta.concat(parts) == meta
+@given(batches(min_size=1, max_size=9), st.integers(1, 12), st.integers(1, 12))
+def test_padding_is_gone_after_a_round_over_the_workers(
+    meta: BatchMeta, divisor: int, workers: int
+) -> None:
+    padded = meta.padded(divisor)
+    parts = padded.chunk(workers)
+    assert sum(part.padding for part in parts) == padded.padding
+    assert BatchMeta.concat(parts) == BatchMeta.concat([padded]) == meta
 
 
 @pytest.mark.parametrize(("size", "workers"), [(2, 4), (146, 4), (1, 8)])
@@ -236,10 +270,28 @@ def test_concat_is_more_rows_of_the_same_fields() -> None:
     one = BatchMeta([1], "p", {"x": DENSE}, extra_info={"step": 1}, custom_meta=[{"a": 1}])
     two = BatchMeta([2], "q", {"x": DENSE}, np.zeros(1, np.int8), {"loss": 2.0})
     both = BatchMeta.concat([one, BatchMeta(), two])
-    assert rows_of(both) == [(1, "p", 1, {"a": 1}), (2, "q", 0, {})]
+    assert rows_of(both) == [(1, "p", 1, {"a": 1}, None), (2, "q", 0, {}, None)]
     assert both.extra_info == {"step": 1, "loss": 2.0}
     assert BatchMeta.concat([]) == BatchMeta()
     assert BatchMeta.concat([BatchMeta(extra_info={"a": 1})]).extra_info == {"a": 1}
+
+
+@given(batches(), batches(), batches())
+def test_concat_is_associative(a: BatchMeta, b: BatchMeta, c: BatchMeta) -> None:
+    for meta in (b, c):
+        meta.field_schema, meta.extra_info = dict(a.field_schema), dict(a.extra_info)
+    together = BatchMeta.concat([a, b, c])
+    assert together == BatchMeta.concat([BatchMeta.concat([a, b]), c])
+    assert together == BatchMeta.concat([a, BatchMeta.concat([b, c])])
+    assert rows_of(together) == rows_of(a) + rows_of(b) + rows_of(c)
+
+
+def test_what_one_part_forbids_the_whole_forbids() -> None:
+    free, bound = BatchMeta([1], "p"), BatchMeta([2], "p", read_only=True)
+    assert BatchMeta.concat([free, bound]).read_only
+    assert not BatchMeta.concat([free, free]).read_only
+    assert BatchMeta([2], "p").union(bound).read_only
+    assert bound.union(BatchMeta([2], "p")).read_only
 
 
 @given(batches(min_size=1))
@@ -311,6 +363,32 @@ def test_union_is_more_fields_of_the_same_rows() -> None:
     assert both.extra_info == {"step": 2, "n": [1]}
 
 
+@given(batches(min_size=1), st.data())
+def test_union_follows_its_rules(meta: BatchMeta, data: st.DataObject) -> None:
+    other = data.draw(batches(min_size=meta.size, max_size=meta.size))
+    other.global_indexes, other.partition_ids = meta.global_indexes[:], meta.partition_ids[:]
+    before = (meta.copy(), other.copy())
+    both = meta.union(other)
+    assert (meta, other) == before
+    assert both.field_schema == meta.field_schema | other.field_schema
+    assert both.extra_info == meta.extra_info | other.extra_info
+    for row, (mine, theirs, joined) in enumerate(
+        zip(meta.samples, other.samples, both.samples, strict=True)
+    ):
+        assert joined.global_index == meta.global_indexes[row]
+        assert joined.production_status == (mine.production_status and theirs.production_status)
+        assert joined.custom_meta == {**mine.custom_meta, **theirs.custom_meta}
+        assert joined.claim == (mine.claim or theirs.claim)
+
+
+def test_union_refuses_other_padding() -> None:
+    """Else padding could pass for real rows, and be written back."""
+    padded = BatchMeta([1, 2, 3], "p").padded(4)
+    with pytest.raises(InputError, match="same padding"):
+        BatchMeta([1, 2, 3, 1], "p").union(padded)
+    assert padded.union(padded) == padded
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -334,7 +412,12 @@ def test_union_with_oneself_and_with_nothing(
     assert meta.union(BatchMeta()) is not meta
 
 
-# Fields, tags
+# Fields
+
+
+def test_a_single_name_is_not_taken_for_its_letters() -> None:
+    with pytest.raises(InputError, match="the string 'ids'"):
+        BatchMeta([1], "p", {"ids": DENSE}).select_fields("ids")
 
 
 @given(batches(), st.lists(st.sampled_from(["ids", "mask", "unknown"])))
@@ -351,15 +434,6 @@ def test_rows_without_a_field_become_ready_with_their_first() -> None:
     assert not inserted.is_ready
     partly = BatchMeta([1, 2], "p", {"y": DENSE}, np.array([1, 0], np.int8))
     assert partly.with_fields({"x": DENSE}).production_status.tolist() == [1, 0]
-
-
-def test_tags_are_merged_row_by_row() -> None:
-    meta = BatchMeta([1, 2], "p", custom_meta=[{"a": 1}, {}])
-    meta.update_custom_meta([{"b": 2}, {"a": 3}])
-    meta.update_custom_meta(None)
-    assert meta.custom_meta == [{"a": 1, "b": 2}, {"a": 3}]
-    with pytest.raises(InputError, match="tags for 1 rows, the batch has 2"):
-        meta.update_custom_meta([{}])
 
 
 # Travelling

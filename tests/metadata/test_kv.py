@@ -5,6 +5,7 @@ import pickle
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -43,6 +44,33 @@ def test_what_cannot_be_right_is_refused(arguments: dict[str, Any], message: str
         KVBatchMeta(**arguments)
 
 
+def test_a_value_as_transfer_queue_gives_it_for_nothing() -> None:
+    nothing: Any = None
+    assert KVBatchMeta(["a"], [{}], extra_info=nothing).extra_info == {}
+
+
+def test_what_it_says_of_itself() -> None:
+    assert repr(KVBatchMeta(["a"], [{}], "p", ["x"])) == "KVBatchMeta(1 keys of p: ['x'])"
+    assert repr(KVBatchMeta()) == "KVBatchMeta(0 keys of nowhere: fields unknown)"
+
+
+def test_equality() -> None:
+    """Also where a value is a tensor, which has no single truth."""
+    meta = KVBatchMeta(["a"], [{"t": 1}], "p", ["x"], {"i": torch.ones(2)})
+    assert meta == copy.deepcopy(meta)
+    others = [
+        KVBatchMeta(["a"], [{"t": 1}], "p", ["x"], {"i": torch.zeros(2)}),
+        KVBatchMeta(["b"], [{"t": 1}], "p", ["x"], {"i": torch.ones(2)}),
+        KVBatchMeta(["a"], [{"t": 2}], "p", ["x"], {"i": torch.ones(2)}),
+        KVBatchMeta(["a"], [{"t": 1}], "q", ["x"], {"i": torch.ones(2)}),
+        KVBatchMeta(["a"], [{"t": 1}], "p", None, {"i": torch.ones(2)}),
+    ]
+    assert meta not in others
+    assert meta != "meta"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(meta)
+
+
 def test_it_shares_nothing_with_what_it_was_made_of() -> None:
     keys, tags, fields, info = ["a"], [{"t": [1]}], ["x"], {"i": [1]}
     scribble(KVBatchMeta(keys, tags, "p", fields, info))
@@ -56,11 +84,7 @@ def test_chunks_put_together_are_the_batch(meta: KVBatchMeta, chunks: int) -> No
     assert len(parts) == chunks
     assert sizes == sorted(sizes, reverse=True)
     assert max(sizes) - min(sizes) <= 1
-    together = KVBatchMeta.concat(parts)
-    assert (together.keys, together.tags) == (meta.keys, meta.tags)
-    assert together.extra_info == meta.extra_info
-    if meta.size:
-        assert together == meta
+    assert KVBatchMeta.concat(parts) == meta
 
 
 @given(kv_batches(), st.integers(1, 4))
@@ -97,6 +121,23 @@ def test_selected_keys_stand_in_the_order_asked_for(meta: KVBatchMeta, random: A
     if keys:
         with pytest.raises(InputError, match="distinct"):
             meta.select_keys([keys[0], keys[0]])
+
+
+@given(kv_batches(), st.data())
+def test_selecting_twice_is_selecting_once(meta: KVBatchMeta, data: st.DataObject) -> None:
+    first = data.draw(st.permutations(meta.keys))
+    second = data.draw(st.lists(st.sampled_from(first), unique=True)) if first else []
+    assert meta.select_keys(first).select_keys(second) == meta.select_keys(second)
+
+
+@given(kv_batches(), st.data())
+def test_a_selected_permutation_is_the_reordered_batch(
+    meta: KVBatchMeta, data: st.DataObject
+) -> None:
+    order = data.draw(st.permutations(range(meta.size)))
+    selected = meta.select_keys([meta.keys[row] for row in order])
+    meta.reorder(order)
+    assert selected == meta
 
 
 @pytest.mark.parametrize(

@@ -9,17 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tq_redis.errors import InputError
+from tq_redis.metadata.attached import Attached
+from tq_redis.metadata.claim import Claims, PackedClaims, claim_of_each, pack_claims, unpack_claims
+from tq_redis.metadata.described import Described
 from tq_redis.metadata.merge import merge_info, merge_schemas, same_value
 from tq_redis.metadata.rows import chunk_rows, require_permutation
-from tq_redis.metadata.schema import FieldSchema
+from tq_redis.metadata.sample import SampleViews
+from tq_redis.metadata.schema import FieldSchema, ReadyFlags, require_forms
 
-ReadyFlags = npt.NDArray[np.int8]
 
-
-class BatchMeta:
+class BatchMeta(Described, Attached):
     """A batch by reference: what a trainer passes around instead of tensors.
 
     Pickled, 1,024 rows take a few kilobytes; no tensor and no object ref is inside.
@@ -35,12 +36,15 @@ class BatchMeta:
             resolved like them, and are never written back.
         read_only: the holder must not write to the samples: another rank of its group, which has
             the same rows, does.
+        claims: the claim under which each row is leased, or one for all; None where none is.
 
     Raises:
-        InputError: lengths differ.
+        InputError: lengths differ, a claim is not a :class:`Claim`, or the form of a field not a
+            :class:`FieldSchema`.
     """
 
     __slots__ = (
+        "claims",
         "custom_meta",
         "extra_info",
         "field_schema",
@@ -62,13 +66,14 @@ class BatchMeta:
         *,
         padding: int = 0,
         read_only: bool = False,
+        claims: Claims = None,
     ) -> None:
         # Plain integers, also where an array or a tensor was given.
         self.global_indexes = list(map(operator.index, global_indexes))
         size = len(self.global_indexes)
         one = isinstance(partition_ids, str)
         self.partition_ids = [partition_ids] * size if one else list(partition_ids)
-        self.field_schema = dict(field_schema or {})
+        self.field_schema = require_forms(field_schema or {})
         self.production_status: ReadyFlags = (
             np.ones(size, np.int8)
             if production_status is None
@@ -80,10 +85,12 @@ class BatchMeta:
         )
         self.padding = padding
         self.read_only = read_only
+        self.claims = claim_of_each(claims, size)
         lengths = {
             "partition_ids": len(self.partition_ids),
             "production_status": len(self.production_status),
             "custom_meta": len(self.custom_meta),
+            "claims": len(self.claims),
         }
         for name, length in lengths.items():
             if length != size:
@@ -106,14 +113,14 @@ class BatchMeta:
         return self.size
 
     @property
-    def field_names(self) -> list[str]:
-        """Sorted."""
-        return sorted(self.field_schema)
-
-    @property
     def is_ready(self) -> bool:
         """True if there are rows and all have all fields."""
         return self.size > 0 and bool(self.production_status.all())
+
+    @property
+    def samples(self) -> SampleViews:
+        """The rows one by one, read-only and made when asked for."""
+        return SampleViews(self)
 
     @property
     def partition_id(self) -> str:
@@ -137,6 +144,7 @@ class BatchMeta:
         return f"BatchMeta({self.size} samples of {where or 'nowhere'}: {self.field_names})"
 
     def __getitem__(self, index: int | slice) -> BatchMeta:
+        """These rows as a batch of their own; so does iteration, one row at a time."""
         if isinstance(index, slice):
             return self._rows(range(*index.indices(self.size)))
         if not -self.size <= index < self.size:
@@ -170,11 +178,13 @@ class BatchMeta:
         self.partition_ids = ordered.partition_ids
         self.production_status = ordered.production_status
         self.custom_meta = ordered.custom_meta
+        self.claims = ordered.claims
 
     def chunk(self, chunks: int) -> list[BatchMeta]:
         """``chunks`` consecutive parts; the first ``size % chunks`` are one row longer.
 
-        Parts share nothing with each other or with this batch.
+        Parts share nothing with each other or with this batch. Some are empty where there are more
+        parts than rows. Padding rows stay what they are; :meth:`concat` drops them.
 
         Raises:
             InputError: ``chunks`` is not positive.
@@ -215,11 +225,15 @@ class BatchMeta:
     def concat(cls, metas: Sequence[BatchMeta]) -> BatchMeta:
         """The same fields, more rows. Empty batches are passed over, padding rows dropped.
 
+        The result is read-only if a part is. Parts are always checked against each other;
+        transfer_queue's ``validate=False`` does not exist.
+
         Raises:
             InputError: fields or dtypes differ, or ``extra_info`` has two values for one name.
         """
         info = merge_info([meta.extra_info for meta in metas])
-        parts = [meta.unpadded() for meta in metas if meta.size > meta.padding]
+        real = [meta.unpadded() for meta in metas]
+        parts = [part for part in real if part.size] or real[:1]
         if not parts:
             return cls.empty(info)
         schema = functools.reduce(merge_schemas, [part.field_schema for part in parts])
@@ -230,12 +244,22 @@ class BatchMeta:
             np.concatenate([part.production_status for part in parts]),
             info,
             [tags for part in parts for tags in part.custom_meta],
+            read_only=any(part.read_only for part in parts),
+            claims=[claim for part in parts for claim in part.claims],
         )
 
     # Fields
 
     def select_fields(self, names: Iterable[str]) -> BatchMeta:
-        """The same rows with only these fields; unknown names are passed over."""
+        """The same rows with only these fields; unknown names are passed over.
+
+        Whether a row is ready stays as it is, also where the fields left are all produced.
+
+        Raises:
+            InputError: ``names`` is a single string.
+        """
+        if isinstance(names, str):
+            raise InputError(f"Expected a list of field names, got the string {names!r}")
         chosen = self.copy()
         chosen.field_schema = {n: self.field_schema[n] for n in names if n in self.field_schema}
         return chosen
@@ -246,14 +270,17 @@ class BatchMeta:
         if not wider.field_schema:
             # Rows without any field, as get_meta(mode="insert") makes them, lack nothing any more.
             wider.production_status[:] = 1
-        wider.field_schema.update(schema)
+        wider.field_schema.update(require_forms(schema))
         return wider
 
     def union(self, other: BatchMeta) -> BatchMeta:
-        """The same rows, more fields. ``other`` wins where both say something.
+        """The same rows, more fields. ``other`` wins where both say something, but for claims.
+
+        A row is ready if it is on both sides; the result is read-only if one side is. Of an empty
+        batch and another, it is a copy of the other.
 
         Raises:
-            InputError: the rows differ, or stand in another order.
+            InputError: the rows differ, stand in another order, or not the same ones are padding.
         """
         if not self.size or not other.size:
             return (other if other.size else self).copy()
@@ -262,31 +289,23 @@ class BatchMeta:
                 "union needs the same samples in the same order on both sides; "
                 "use concat to add rows, or reorder one side"
             )
+        if self.padding != other.padding:
+            raise InputError(
+                f"union needs the same padding on both sides, got {self.padding} and "
+                f"{other.padding} rows; use unpadded()"
+            )
         both = self.copy()
         both.field_schema.update(other.field_schema)
         both.production_status = self.production_status & other.production_status
         both.extra_info |= copy.deepcopy(other.extra_info)
         both.update_custom_meta(copy.deepcopy(other.custom_meta))
+        both.read_only = self.read_only or other.read_only
+        both.claims = [a or b for a, b in zip(self.claims, other.claims, strict=True)]
         return both
 
     def copy(self) -> BatchMeta:
         """A deep copy."""
         return self._rows(range(self.size))
-
-    # Tags
-
-    def update_custom_meta(self, tags: Sequence[Mapping[str, Any]] | None) -> None:
-        """Merge tags into each row's.
-
-        Raises:
-            InputError: there is not one entry per row.
-        """
-        if tags is None:
-            return
-        if len(tags) != self.size:
-            raise InputError(f"Got tags for {len(tags)} rows, the batch has {self.size}")
-        for mine, new in zip(self.custom_meta, tags, strict=True):
-            mine.update(new)
 
     # Inner parts
 
@@ -304,6 +323,7 @@ class BatchMeta:
             [copy.deepcopy(self.custom_meta[row]) for row in rows],
             padding=sum(filling),
             read_only=self.read_only,
+            claims=[self.claims[row] for row in rows],
         )
 
     def _state(self) -> tuple[Any, ...]:
@@ -318,6 +338,7 @@ class BatchMeta:
             self.custom_meta if any(self.custom_meta) else None,
             self.padding,
             self.read_only,
+            pack_claims(self.claims),
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -333,8 +354,18 @@ def _restore(
     tags: list[dict[str, Any]] | None,
     padding: int,
     read_only: bool,
+    claims: PackedClaims | None,
 ) -> BatchMeta:
-    flags = None if status is None else np.frombuffer(status, np.int8).copy()
+    flags = None if status is None else np.frombuffer(status, np.int8)
+    rows = unpack_claims(claims)
     return BatchMeta(
-        ids, partitions, schema, flags, info, tags, padding=padding, read_only=read_only
+        ids,
+        partitions,
+        schema,
+        flags,
+        info,
+        tags,
+        padding=padding,
+        read_only=read_only,
+        claims=rows,
     )

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tq_redis.errors import InputError, KeyNotFoundError, shorten
-from tq_redis.metadata.merge import merge_info
+from tq_redis.metadata.merge import merge_info, same_value
 from tq_redis.metadata.rows import chunk_rows, require_permutation
 
 
-@dataclass
+@dataclass(repr=False, eq=False)
 class KVBatchMeta:
     """Samples of one partition by their user keys.
 
@@ -21,7 +21,8 @@ class KVBatchMeta:
         tags: one dict per key.
         partition_id: the partition.
         fields: fields that all the samples have, or None where that is not known.
-        extra_info: what belongs to the batch as a whole.
+        extra_info: what belongs to the batch as a whole; None, as transfer_queue has it where there
+            is nothing, becomes an empty dict.
 
     Raises:
         InputError: lengths differ, or a key or field stands twice.
@@ -43,7 +44,7 @@ class KVBatchMeta:
         self.keys = list(self.keys)
         self.tags = copy.deepcopy(self.tags)
         self.fields = None if self.fields is None else list(self.fields)
-        self.extra_info = copy.deepcopy(self.extra_info)
+        self.extra_info = copy.deepcopy(self.extra_info or {})
 
     @property
     def size(self) -> int:
@@ -52,12 +53,22 @@ class KVBatchMeta:
     def __len__(self) -> int:
         return self.size
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, KVBatchMeta) and same_value(self._state(), other._state())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        fields = "fields unknown" if self.fields is None else self.fields
+        return f"KVBatchMeta({self.size} keys of {self.partition_id or 'nowhere'}: {fields})"
+
     def select_keys(self, keys: Sequence[str]) -> KVBatchMeta:
         """These samples, in this order.
 
         Raises:
             InputError: a key stands twice.
-            KeyNotFoundError: a key is not in the batch.
+            KeyNotFoundError: a key is not in the batch. It is a KeyError, where transfer_queue
+                raises RuntimeError.
         """
         rows = {key: row for row, key in enumerate(self.keys)}
         unknown = [key for key in keys if key not in rows]
@@ -80,6 +91,9 @@ class KVBatchMeta:
     def chunk(self, chunks: int) -> list[KVBatchMeta]:
         """``chunks`` consecutive parts; the first ``size % chunks`` are one sample longer.
 
+        Parts share nothing with each other or with this batch. Some are empty where there are more
+        parts than samples.
+
         Raises:
             InputError: ``chunks`` is not positive.
         """
@@ -94,7 +108,7 @@ class KVBatchMeta:
                 values for one name.
         """
         info = merge_info([meta.extra_info for meta in metas])
-        parts = [meta for meta in metas if meta.size]
+        parts = [meta for meta in metas if meta.size] or list(metas[:1])
         if not parts:
             return cls(extra_info=info)
         first = parts[0]
@@ -112,6 +126,9 @@ class KVBatchMeta:
             first.fields,
             info,
         )
+
+    def _state(self) -> tuple[Any, ...]:
+        return self.keys, self.tags, self.partition_id, self.fields, self.extra_info
 
     def _rows(self, rows: Sequence[int]) -> KVBatchMeta:
         return KVBatchMeta(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
+from tq_redis.errors import InputError
+
+ReadyFlags = npt.NDArray[np.int8]
 Kind = Literal["dense", "jagged", "strided", "object"]
 
 
@@ -22,3 +28,21 @@ class FieldSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     kind: Kind
     dtype: str = ""
     shape: tuple[int, ...] = ()
+
+
+def require_forms(schema: Mapping[str, FieldSchema]) -> dict[str, FieldSchema]:
+    """A copy of the mapping.
+
+    Raises:
+        InputError: it does not map names to :class:`FieldSchema`.
+    """
+    if not isinstance(schema, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InputError(f"Expected a mapping of names to FieldSchema, got {type(schema).__name__}")
+    given: Mapping[str, Any] = schema
+    wrong = [name for name, form in given.items() if not isinstance(form, FieldSchema)]
+    if wrong:
+        raise InputError(
+            f"Field {wrong[0]!r} must have a FieldSchema, got {type(schema[wrong[0]]).__name__}",
+            fields=wrong,
+        )
+    return dict(schema)
