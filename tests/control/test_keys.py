@@ -1,18 +1,28 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from tests.control.build import soon, write
+from tests.control.build import claimed, soon, write
 from tests.control.state import Admin, Partition
-from tq_redis.control import keys as keys_module
-from tq_redis.control.keys import Keys, decode, encode, index_name
+from tq_redis.config import RedisConfig
+from tq_redis.control.keys import GLOSSARY, Key, Keys, decode, encode, index_name
+from tq_redis.control.owner import Ownership
 from tq_redis.control.plane import ControlPlane
+from tq_redis.control.records import Claimed, Wanted
+from tq_redis.control.shards import Shards
 from tq_redis.errors import InputError
+from tq_redis.metadata import Claim
+
+ROOT = Path(__file__).resolve().parent.parent.parent
 
 NASTY = [
     "train_17", "a b", "a:b", "{", "}", "{}", "}{", "a}b{c", "{a}:field:x", "a\nb\x00", "*?[a-z]\\",
@@ -73,16 +83,21 @@ def test_an_empty_partition_name_is_refused() -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("name", NASTY)
 async def test_any_name_works_for_everything(plane: ControlPlane, admin: Admin, name: str) -> None:
-    """Partition, field, task, user key, group and tag of the same odd name."""
+    """Partition, field, task, user key, group, tag, consumer and draw of the same odd name."""
     await plane.produce("other", write(1, ["x"]), soon())
     put = write(2, [name], keys=[name, "b"], groups=[name, name], tags=[{name: name}, {}])
     ids = (await plane.produce(name, put, soon())).ids
-    found = await plane.claim(name, name, [name], 2, name, soon(), group_size=2)
-    assert getattr(found, "ids", None) == ids
+    wanted = Wanted(name, [name], 2, group_size=2, lease_s=60, draw=name)
+    found = await plane.claim(name, wanted, name, soon())
+    assert isinstance(found, Claimed)
+    assert found.ids == ids
+    assert await plane.claim(name, wanted, name, soon()) == found
     rows = await plane.describe(name, soon(), task=name, keys=[name])
     assert (rows.ids, rows.keys, rows.tags) == ([ids[0]], [name], [{name: name}])
-    assert (rows.produced, rows.consumed) == ({name: [True]}, [True])
+    assert (rows.produced, rows.states) == ({name: [True]}, ["leased"])
     assert list(await plane.locate(name, ids, [name], soon())) == [name]
+    assert isinstance(claim := found.claims[0], Claim)
+    assert await plane.ack(name, claim, ids, soon()) == []
     summary = await plane.summary(name, soon())
     assert (summary[f"produced:{name}"], summary[f"consumed:{name}"]) == (2, 2)
     assert await plane.partitions(soon()) == sorted({name, "other"})
@@ -93,30 +108,101 @@ async def test_any_name_works_for_everything(plane: ControlPlane, admin: Admin, 
     assert await plane.partitions(soon()) == ["other"]
 
 
-@pytest.mark.asyncio
-async def test_every_key_is_in_the_glossary(plane: ControlPlane, admin: Admin) -> None:
-    async def fill() -> None:
-        put = write(4, ["x"], keys=list("abcd"), groups=list("gghh"), tags=[{"n": 1}] * 4)
-        ids = (await plane.produce("p", put, soon())).ids
-        await plane.claim("p", "t", ["x"], 2, "me", soon(), group_size=2)
-        await plane.produce("p", write(4, ["x"], ids=ids), soon())
+# The glossary
 
-    await fill()
-    (generation,) = await plane.clear_partition("p", soon())
-    await fill()
-    glossary = keys_module.__doc__ or ""
-    documented = {line.split("``")[1] for line in glossary.splitlines() if "``tq:" in line}
-    found: set[str] = set()
-    for key in admin.scan_iter(f"tq:{plane.keys.namespace}:*", count=1000):
-        name = re.sub(r":req:.*", ":req:<request>", key.replace(plane.keys.namespace, "<ns>"))
-        for made, placeholder in {
-            "{p}": "{P}",
-            ":t:2:x": ":<i>",
-            ":field:x": ":field:<f>",
-            ":task:t": ":task:<t>",
-            ":tag:n": ":tag:<name>",
-            f":trash:{generation}": ":trash:<g>",
-        }.items():
-            name = name.replace(made, placeholder)
-        found.add(name)
-    assert found == documented - {"tq:<ns>:owner"}
+
+def kinds_of(key: str, namespace: str) -> list[Key]:
+    """What a key is, as the glossary has it."""
+    holes = {"<ns>": re.escape(namespace), "{P}": r"\{[^{}:]+\}", "<i>": r"[^:]+:\d+:[^:]+"}
+
+    def expression(pattern: str) -> str:
+        parts = re.split(r"(<\w+>|\{P\})", pattern)
+        return "".join(
+            holes.get(part, "[^:]+") if place % 2 else re.escape(part)
+            for place, part in enumerate(parts)
+        )
+
+    return [kind for kind in GLOSSARY if re.fullmatch(expression(kind.pattern), key)]
+
+
+async def keep_busy(plane: ControlPlane) -> None:
+    """Leave every kind of key that a partition can have."""
+    for _ in range(2):
+        await plane.clear_partition("p", soon())
+        put = write(8, ["x"], keys=list("abcdefgh"), groups=list("gghhiijj"), tags=[{"n": 1}] * 8)
+        ids = (await plane.produce("p", put, soon())).ids
+        await claimed(plane, 2, group_size=2)
+        await claimed(plane, 2, group_size=2, lease_s=60)
+        await claimed(plane, 2, group_size=2, lease_s=60, draw="0:0")
+        await plane.produce("p", write(8, ["x"], ids=ids), soon())
+
+
+@pytest.mark.asyncio
+async def test_every_key_is_in_the_glossary_and_of_its_type(
+    plane: ControlPlane, admin: Admin, redis_url: str
+) -> None:
+    namespace = plane.keys.namespace
+    owner = Ownership(plane.connection, plane.keys)
+    await owner.take(soon())
+    servers = Shards(RedisConfig(url=redis_url))
+    await servers.publish(plane.keys, 60, soon())
+    await keep_busy(plane)
+    seen: set[Key] = set()
+    for key in admin.scan_iter(f"tq:{namespace}:*", count=1000):
+        kinds = kinds_of(key, namespace)
+        assert [kind.type for kind in kinds] == [admin.type(key)], f"{key} is one of {kinds}"
+        seen.update(kinds)
+    await servers.withdraw(plane.keys, soon())
+    await servers.close()
+    await owner.give_up(soon())
+    assert [kind.pattern for kind in GLOSSARY if kind not in seen] == []
+
+
+def test_no_two_entries_are_the_same() -> None:
+    patterns = [kind.pattern for kind in GLOSSARY]
+    assert len(set(patterns)) == len(patterns)
+
+
+def test_keys_that_are_none_of_ours_are_in_no_entry() -> None:
+    for key in ("tq:ns", "tq:ns:other", "tq:ns:{p}:other", "tq:ns:{p}:field:x:y", "tq:no:{p}"):
+        assert kinds_of(key, "ns") == []
+
+
+# The page
+
+
+def test_the_page_is_up_to_date() -> None:
+    command = [sys.executable, "tools/gen_data_model.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_stale_page_is_noticed_and_renewed(tmp_path: Path) -> None:
+    for name in ("tools/gen_data_model.py", "tq_redis/control/keys.py", "docs/data-model.md"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    command = [sys.executable, str(tmp_path / "tools/gen_data_model.py")]
+
+    def check() -> int:
+        return subprocess.run(
+            [*command, "--check"], stdout=subprocess.DEVNULL, check=False
+        ).returncode
+
+    source = tmp_path / "tq_redis/control/keys.py"
+    source.write_text(source.read_text().replace("names of partitions", "names of a|l partitions"))
+    assert check() == 1
+    subprocess.run(command, check=True)
+    assert check() == 0
+    page = (tmp_path / "docs/data-model.md").read_text()
+    assert page == (ROOT / "docs/data-model.md").read_text().replace(
+        "names of partitions", r"names of a\|l partitions"
+    )
+
+
+def test_the_keys_of_the_session_on_the_page_exist() -> None:
+    page = (ROOT / "docs/data-model.md").read_text()
+    shown = re.findall(r"^    > (\w+) '(tq:demo:[^']+)'", page, re.MULTILINE)
+    readers = {"H": "hash", "Z": "zset", "S": "set", "X": "stream", "G": "string"}
+    assert len(shown) > 5
+    for command, key in shown:
+        assert [kind.type for kind in kinds_of(key, "demo")] == [readers[command[0]]], key

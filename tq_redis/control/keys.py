@@ -2,43 +2,10 @@
 
 All keys of a partition carry the hash tag ``{partition}``, so that a Redis Cluster keeps them in
 one slot and a script may touch them together. The Lua verbs receive the summary key and derive
-the rest by appending the suffixes below. ``<i>`` names a ready index, one for each way in which a
+the rest by appending suffixes. ``<i>`` names a ready index, one for each way in which a
 task has asked for samples: ``<task>:<group size>:<field>|<field>|...``.
 
-================================= ========== ======================================================
-key                               type       holds
-================================= ========== ======================================================
-``tq:<ns>:next_sample``           string     the last sample id given out; ids are never reused
-``tq:<ns>:owner``                 string     JSON (host, pid, ...): who runs the namespace; seconds
-``tq:<ns>:partitions``            set        names of partitions
-``tq:<ns>:{P}``                   hash       the summary that a person reads first: ``samples``,
-                                             ``bytes``, ``produced:<field>``, ``consumed:<task>``,
-                                             ``generation``, ``created_at``, ``expires_at``
-``tq:<ns>:{P}:samples``           sorted set sample ids of the partition
-``tq:<ns>:{P}:field:<f>``         hash       sample id -> locator ``<block number>:<row>``;
-                                             presence is the production status
-``tq:<ns>:{P}:schema``            hash       field -> JSON of its latest form
-``tq:<ns>:{P}:blocks``            hash       block number -> JSON (handle, bytes, dtypes)
-``tq:<ns>:{P}:live``              hash       block number -> cells still in use; ``next``
-``tq:<ns>:{P}:freed``             sorted set handles whose bytes are to be freed, by second
-``tq:<ns>:{P}:task:<t>``          hash       sample id -> consumer that took it
-``tq:<ns>:{P}:indexes``           hash       ``<i>`` -> JSON: task, fields, group size, how far the
-                                             index is built
-``tq:<ns>:{P}:ready:<i>``         sorted set ids that the task may claim; in claims of groups
-                                             ``<group>:<id>``
-``tq:<ns>:{P}:ready:<i>:count``   hash       group -> how many of its samples are ready; ``:whole``
-``tq:<ns>:{P}:ready:<i>:groups``  sorted set groups that have enough for a claim, by first ready id
-``tq:<ns>:{P}:group``             hash       sample id -> group
-``tq:<ns>:{P}:keys``              hash       user key -> sample id
-``tq:<ns>:{P}:key_of``            hash       sample id -> user key
-``tq:<ns>:{P}:tag:<name>``        hash       sample id -> JSON value of that tag
-``tq:<ns>:{P}:tagnames``          set        names of tags in use
-``tq:<ns>:{P}:events``            stream     put, claim and clear events, capped; waiters block here
-``tq:<ns>:{P}:req:<request>``     string     reply of a recent call, for its replay; minutes
-``tq:<ns>:{P}:trash``             set        generations of the partition with blocks to free
-``tq:<ns>:{P}:trash:<g>``         hash       ``blocks`` of a cleared partition, until they are freed
-``tq:<ns>:{P}:trash:<g>:freed``   sorted set ``freed`` of a cleared partition
-================================= ========== ======================================================
+Their kinds are listed in ``GLOSSARY``, from which docs/data-model.md is made.
 
 Every key of a partition expires ``idle_ttl_s`` (or up to a sixteenth more) after the partition was
 last written to or claimed from, all in the same instant, ``expires_at``. ``next_sample`` and
@@ -51,9 +18,136 @@ key, so that ``{``, ``}``, ``:`` and spaces cannot change its meaning. Ordinary 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Literal, NamedTuple
 from urllib.parse import quote, unquote
 
 from tq_redis.errors import InputError
+
+Type = Literal["string", "hash", "set", "zset", "stream", "as <key>"]
+
+
+class Key(NamedTuple):
+    """A kind of key.
+
+    Attributes:
+        pattern: the key, with ``<ns>`` for the namespace, ``{P}`` for a partition (in real braces),
+            ``<f>`` for a field, ``<t>`` for a task, ``<i>`` for a ready index, ``<name>`` for a
+            tag, ``<g>`` for a generation of a partition, ``<request>`` for a call and ``<token>``
+            for a load of a checkpoint.
+        type: as Redis's TYPE says it.
+        holds: what is in it; Markdown.
+    """
+
+    pattern: str
+    type: Type
+    holds: str
+
+
+GLOSSARY = (
+    Key("tq:<ns>:next_sample", "string", "the last sample id given out; ids are never reused"),
+    Key("tq:<ns>:owner", "string", "JSON (host, pid, ...): who runs the namespace; seconds"),
+    Key(
+        "tq:<ns>:shards",
+        "string",
+        "JSON: the servers that share the namespace, without passwords, and which of them this is",
+    ),
+    Key("tq:<ns>:partitions", "set", "names of partitions"),
+    Key(
+        "tq:<ns>:{P}",
+        "hash",
+        "the summary that a person reads first: `samples`, `bytes`, `produced:<field>`, "
+        "`consumed:<task>`, `claimed:<task>` (held with a lease), `set_aside:<task>`, `made` "
+        "(samples, cleared ones too), `expected`, `ended`, `claims` (so far), `generation`, "
+        "`created_at`, `expires_at`",
+    ),
+    Key("tq:<ns>:{P}:samples", "zset", "sample ids of the partition"),
+    Key(
+        "tq:<ns>:{P}:field:<f>",
+        "hash",
+        "sample id -> locator `<block number>:<row>`; presence is the production status",
+    ),
+    Key("tq:<ns>:{P}:schema", "hash", "field -> JSON of its latest form"),
+    Key("tq:<ns>:{P}:blocks", "hash", "block number -> JSON (handle, bytes, dtypes)"),
+    Key("tq:<ns>:{P}:live", "hash", "block number -> cells still in use; `next`"),
+    Key("tq:<ns>:{P}:freed", "zset", "handles whose bytes are to be freed, by second"),
+    Key(
+        "tq:<ns>:{P}:task:<t>",
+        "hash",
+        "sample id -> `<state>:<claim number>:<consumer>`; the state is consumed, leased or aside",
+    ),
+    Key(
+        "tq:<ns>:{P}:claims:<t>",
+        "hash",
+        "claim number -> JSON (ids, rows still held, lease in ms, consumer, ...) of claims "
+        "with a lease",
+    ),
+    Key("tq:<ns>:{P}:leases:<t>", "zset", "claim numbers by the time their lease runs out, in ms"),
+    Key(
+        "tq:<ns>:{P}:deliveries:<t>",
+        "hash",
+        "sample id -> how often it was given out with a lease and not acknowledged",
+    ),
+    Key(
+        "tq:<ns>:{P}:waiters",
+        "hash",
+        "a name -> JSON (task, consumer, how many samples, fields, since and until when in ms): "
+        "consumers that wait for samples now",
+    ),
+    Key(
+        "tq:<ns>:{P}:draws:<t>",
+        "hash",
+        "`<dp_rank>:<batch_index>` -> JSON (claim, ids): what every rank that asks for that "
+        "batch gets",
+    ),
+    Key(
+        "tq:<ns>:{P}:indexes",
+        "hash",
+        "`<i>` -> JSON: task, fields, group size, how far the index is built",
+    ),
+    Key(
+        "tq:<ns>:{P}:ready:<i>",
+        "zset",
+        "ids that the task may claim; in claims of groups `<group>:<id>`",
+    ),
+    Key(
+        "tq:<ns>:{P}:ready:<i>:count",
+        "hash",
+        "group -> how many of its samples are ready; `:whole`",
+    ),
+    Key(
+        "tq:<ns>:{P}:ready:<i>:groups",
+        "zset",
+        "groups that have enough for a claim, by first ready id",
+    ),
+    Key("tq:<ns>:{P}:group", "hash", "sample id -> group"),
+    Key("tq:<ns>:{P}:keys", "hash", "user key -> sample id"),
+    Key("tq:<ns>:{P}:key_of", "hash", "sample id -> user key"),
+    Key("tq:<ns>:{P}:tag:<name>", "hash", "sample id -> JSON value of that tag"),
+    Key("tq:<ns>:{P}:tagnames", "set", "names of tags in use"),
+    Key(
+        "tq:<ns>:{P}:events",
+        "stream",
+        "what happened: put, claim, ack, clear, ...; capped; waiters block here",
+    ),
+    Key("tq:<ns>:{P}:req:<request>", "string", "reply of a recent call, for its replay; minutes"),
+    Key("tq:<ns>:{P}:trash", "set", "generations of the partition with blocks to free"),
+    Key("tq:<ns>:{P}:trash:<g>", "hash", "`blocks` of a cleared partition, until they are freed"),
+    Key("tq:<ns>:{P}:trash:<g>:freed", "zset", "`freed` of a cleared partition"),
+    Key(
+        "tq:<ns>:{P}:frozen",
+        "hash",
+        "how a save holds the partition still: `level` (`all`: no verb writes; `keep`: none frees "
+        "bytes; `none`), `by` (which save), `since` and `ends` in ms, `paused`: ms for which the "
+        "clock of leases stood still before",
+    ),
+    Key("tq:<ns>:{P}:thaws", "stream", "its last change of level; who had to wait blocks here"),
+    Key(
+        "tq:<ns>:{P}:load:<token>:<key>",
+        "as <key>",
+        "a key of a checkpoint that is being loaded, until all are there; minutes",
+    ),
+    Key("tq:<ns>:{P}:loading", "set", "handles of the blocks that such keys name; minutes"),
+)
 
 _SAFE = "/@+=,!*()'"
 
@@ -96,6 +190,10 @@ class Keys:
         return f"{self._root}:owner"
 
     @property
+    def shards(self) -> str:
+        return f"{self._root}:shards"
+
+    @property
     def next_sample(self) -> str:
         return f"{self._root}:next_sample"
 
@@ -115,6 +213,26 @@ class Keys:
 
     def events(self, partition: str) -> str:
         return f"{self.summary(partition)}:events"
+
+    def waiters(self, partition: str) -> str:
+        return f"{self.summary(partition)}:waiters"
+
+    def indexes(self, partition: str) -> str:
+        return f"{self.summary(partition)}:indexes"
+
+    def ready(self, partition: str, index: str) -> str:
+        """The index called ``index`` in :meth:`indexes`."""
+        return f"{self.summary(partition)}:ready:{index}"
+
+    def thaws(self, partition: str) -> str:
+        return f"{self.summary(partition)}:thaws"
+
+    def staged(self, partition: str, token: str, suffix: str) -> str:
+        """A key of a partition that is being loaded; ``suffix`` as in its name in use."""
+        return f"{self.summary(partition)}:load:{token}:{suffix}"
+
+    def loading(self, partition: str) -> str:
+        return f"{self.summary(partition)}:loading"
 
     def schema(self, partition: str) -> str:
         return f"{self.summary(partition)}:schema"
