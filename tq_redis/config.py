@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import msgspec
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from tq_redis.errors import ConfigError, nearest
@@ -21,17 +21,25 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The control plane.
 
     Attributes:
-        url: ``redis://``, ``rediss://`` or ``unix://`` address; None starts an embedded server
-            (the environment variable ``TQ_REDIS_URL`` stands in for None).
+        url: address of a server (``redis://``, ``rediss://``, ``unix://``), a Redis Cluster
+            (``redis+cluster://``) or a master that Sentinels name (``redis+sentinel://``);
+            :mod:`tq_redis.control.addresses` has the forms. Several addresses share the
+            partitions. None starts an embedded server (the environment variable ``TQ_REDIS_URL``
+            stands in for None; it separates several addresses by spaces).
         namespace: one per training run; every key starts with ``tq:<namespace>:``.
         max_connections: size of the pool that short calls share; waiting calls have their own.
         allow_eviction: accept a server whose ``maxmemory-policy`` is not ``noeviction``.
     """
 
-    url: str | None = None
+    url: str | tuple[str, ...] | None = None
     namespace: str = "default"
     max_connections: int = 16
     allow_eviction: bool = False
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses; none for an embedded server."""
+        return tuple(_words(self.url))
 
 
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,12 +67,15 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         timeout_s: deadline of a call that does not name its own, in seconds.
         idle_ttl_s: a partition that nobody has written or claimed from for this many seconds is
             removed by Redis; stores without a call for as long end themselves.
+        max_deliveries: a sample that was given out with a lease this many times, and never
+            acknowledged, is set aside for that task.
     """
 
     redis: RedisConfig = RedisConfig()
     data: DataConfig = DataConfig()
     timeout_s: float = 60.0
     idle_ttl_s: int = 7 * 24 * 3600
+    max_deliveries: int = 5
 
 
 def load_config(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> Config:
@@ -99,7 +110,7 @@ def namespace_asked_for(conf: Mapping[str, Any] | DictConfig | Config | None) ->
 
 def _plain(value: Any) -> Any:
     """Nested mappings, those of OmegaConf too, as dictionaries."""
-    if isinstance(value, DictConfig):
+    if isinstance(value, (DictConfig, ListConfig)):
         try:
             return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
@@ -124,17 +135,26 @@ def _refuse_unknown(settings: Mapping[str, Any], kind: type[msgspec.Struct], pat
 
 def _with_environment(config: Config) -> Config:
     redis = config.redis
-    if redis.url is None and os.environ.get(URL_VARIABLE):
-        redis = msgspec.structs.replace(redis, url=os.environ[URL_VARIABLE])
+    found = _words(os.environ.get(URL_VARIABLE))
+    if redis.url is None and found:
+        redis = msgspec.structs.replace(redis, url=found[0] if len(found) == 1 else tuple(found))
     if redis.namespace == "default" and os.environ.get(NAMESPACE_VARIABLE):
         redis = msgspec.structs.replace(redis, namespace=os.environ[NAMESPACE_VARIABLE])
     return msgspec.structs.replace(config, redis=redis)
+
+
+def _words(url: str | tuple[str, ...] | None) -> list[str]:
+    """Several addresses; no address has a space in it."""
+    return [
+        word for part in ([url] if isinstance(url, str) else url or ()) for word in part.split()
+    ]
 
 
 def _check_ranges(config: Config) -> None:
     positive = {
         "timeout_s": config.timeout_s,
         "idle_ttl_s": config.idle_ttl_s,
+        "max_deliveries": config.max_deliveries,
         "redis.max_connections": config.redis.max_connections,
         "data.block_bytes": config.data.block_bytes,
         "data.orphan_grace_s": config.data.orphan_grace_s,
@@ -142,6 +162,8 @@ def _check_ranges(config: Config) -> None:
     for name, value in positive.items():
         if not value > 0:  # nan is not positive either
             raise ConfigError(f"Setting {name} must be positive, got {value}")
+    if config.redis.url is not None and not config.redis.urls:
+        raise ConfigError("Setting redis.url must not be empty; leave it out for an own server")
     if not re.fullmatch(r"[^\s:{}]+", config.redis.namespace):
         raise ConfigError(
             f"Setting redis.namespace must be a word without spaces, colons or braces, "

@@ -12,6 +12,10 @@
     │   ├── SampleNotFoundError             stale metadata: the rows were cleared
     │   └── KeyNotFoundError                a user key that no sample has
     ├── NotReadyError (RuntimeError)        rows exist, but some fields are not produced yet
+    ├── PartitionEndedError (RuntimeError)  no more samples may be made in a partition
+    ├── EndOfStreamError (EOFError)         a task has consumed all samples that there will be
+    ├── CannotFillError (RuntimeError)      fewer samples can still come than a batch needs
+    ├── LeaseLostError (RuntimeError)       samples are no longer held by the claim
     ├── DeadlineError (TimeoutError)        the call's deadline passed
     │   └── StoreFullError                  the object store had no room until then
     ├── NotInitializedError (RuntimeError)  no client in this process and none to attach to
@@ -21,7 +25,8 @@
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerPolicyError               the server would evict keys, or is too old
     │   └── ServerFullError                 the server is at its memory limit
-    └── DataLostError (RuntimeError)        bytes that Redis names are gone
+    ├── DataLostError (RuntimeError)        bytes that Redis names are gone
+    └── CheckpointError (RuntimeError)      a checkpoint cannot be written, read or trusted
 
 Errors carry what they are about as attributes (``partition``, ``fields``, ``rows``,
 ``deadline``) and say what to do next. They survive pickling, so that they look the same when a
@@ -128,6 +133,30 @@ class NotReadyError(TQError, RuntimeError):
     """The rows exist, but some of the fields are not produced yet."""
 
 
+class PartitionEndedError(TQError, RuntimeError):
+    """No more samples may be made in the partition. Nothing was written."""
+
+
+class EndOfStreamError(TQError, EOFError):
+    """The task has consumed every sample of the partition, and no more will be made."""
+
+
+class CannotFillError(TQError, RuntimeError):
+    """Fewer samples can still come than the batch needs. Nothing was claimed.
+
+    Attributes:
+        left: how many can still come, those included that other consumers hold with a lease.
+    """
+
+    def __init__(self, message: str, *, left: int = 0, **context: Any) -> None:
+        super().__init__(message, **context)
+        self.left = left
+
+
+class LeaseLostError(TQError, RuntimeError):
+    """The lease ran out, or consumption was reset: other consumers may have got the samples."""
+
+
 class DeadlineError(TQError, TimeoutError):
     """The call's deadline passed. The message says what was missing."""
 
@@ -175,3 +204,15 @@ class DataLostError(TQError, RuntimeError):
     def __init__(self, message: str, *, handles: Iterable[str] = (), **context: Any) -> None:
         super().__init__(message, **context)
         self.handles = tuple(handles)
+
+
+class CheckpointError(TQError, RuntimeError):
+    """A checkpoint cannot be written, read or trusted. The queue is as it was before.
+
+    Attributes:
+        path: the file or directory concerned.
+    """
+
+    def __init__(self, message: str, *, path: str = "", **context: Any) -> None:
+        super().__init__(message, **context)
+        self.path = path

@@ -39,18 +39,18 @@ def test_rows_count_only_with_all_fields(client: tq.Client) -> None:
 def test_groups_stay_whole_whatever_finishes_first(client: tq.Client) -> None:
     groups = ["a", "b", "a", "b", "a", "b"]
     meta = put(client, 6, group_ids=groups)
-    three = {"n_samples_per_prompt": 3}
+    three = tq.GRPOGroupNSampler(3)
 
     def finish(*rows: int) -> None:
         client.put({"y": torch.zeros(len(rows))}, meta.select_samples(list(rows)))
 
     finish(1, 0, 3, 2)  # two of each group
-    assert client.get_meta(["y"], 3, "p", "fetch", "t", three, timeout=0).size == 0
+    assert client.get_meta(["y"], 3, "p", task_name="t", sampler=three, timeout=0).size == 0
     finish(5)  # the last of b
-    whole = client.get_meta(["y"], 3, "p", "fetch", "t", three)
+    whole = client.get_meta(["y"], 3, "p", task_name="t", sampler=three)
     assert whole.global_indexes == [meta.global_indexes[row] for row in (1, 3, 5)]
     finish(4)
-    whole = client.get_meta(["y"], 3, "p", "fetch", "t", three)
+    whole = client.get_meta(["y"], 3, "p", task_name="t", sampler=three)
     assert whole.global_indexes == [meta.global_indexes[row] for row in (0, 2, 4)]
 
 
@@ -116,8 +116,11 @@ def test_a_task_may_ask_for_other_fields_later(client: tq.Client) -> None:
         ({"mode": "guess"}, "mode must be"),
         ({"data_fields": "x"}, "must be a list of names"),
         ({"data_fields": ["x", "x"]}, "distinct"),
-        ({"sampling_config": {"n_samples_per_prompt": 3}}, "not a multiple"),
-        ({"sampling_config": {"n_sample_per_prompt": 2}}, "Did you mean 'n_samples_per_prompt'"),
+        ({"sampler": tq.GRPOGroupNSampler(3)}, "not a multiple"),
+        ({"sampling_config": {"dp_rnk": 2}}, "Did you mean 'dp_rank'"),
+        ({"sampling_config": {"dp_rank": 2}}, "must both be integers"),
+        ({"sampler": tq.RankAwareSampler()}, "needs dp_rank and batch_index"),
+        ({"lease": 0}, "lease must be positive"),
     ],
 )
 def test_bad_arguments(client: tq.Client, arguments: dict[str, Any], says: str) -> None:

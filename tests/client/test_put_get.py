@@ -216,3 +216,14 @@ def test_lost_bytes_are_named_by_row_and_field(client: tq.Client) -> None:
 async def _handles(core: Any, meta: tq.BatchMeta) -> list[str]:
     where = await core.control.locate("p", meta.global_indexes, ["x"], core._deadline(None))
     return [run[0] for run in where["x"]]
+
+
+def test_tags_are_put_with_the_columns(client: tq.Client) -> None:
+    meta = client.put({"x": torch.zeros(2)}, partition_id="p", tags=[{"a": 1}, {}])
+    assert meta.custom_meta == [{"a": 1}, {}]
+    more = client.put({"y": torch.zeros(2)}, meta, tags=[{"b": 2}, {"a": 3}])
+    assert more.custom_meta == [{"a": 1, "b": 2}, {"a": 3}]
+    found = client.get_meta(["x", "y"], 2, "p", task_name="t")
+    assert found.custom_meta == more.custom_meta
+    with pytest.raises(tq.InputError, match="tags for 1 rows, the columns have 2"):
+        client.put({"x": torch.zeros(2)}, partition_id="p", tags=[{}])

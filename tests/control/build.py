@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tq_redis.control.records import BlockEntry, Write
+from tq_redis.control.plane import ControlPlane
+from tq_redis.control.records import BlockEntry, Claimed, NotEnough, Wanted, Write
 from tq_redis.deadline import Deadline
 from tq_redis.metadata import FieldSchema
 
@@ -54,3 +55,25 @@ def handle(put: Write) -> str:
     """The handle of a write with one block."""
     (only,) = put.blocks
     return only.handle
+
+
+async def claim(
+    plane: ControlPlane,
+    count: int,
+    *,
+    partition: str = "p",
+    task: str = "t",
+    fields: Sequence[str] = "x",
+    consumer: str = "me",
+    **wanted: Any,
+) -> Claimed | NotEnough:
+    """A claim of fields named by one letter each, with other values of ``Wanted``."""
+    asked = Wanted(task, list(fields), count, **wanted)
+    return await plane.claim(partition, asked, consumer, soon())
+
+
+async def claimed(plane: ControlPlane, count: int, **wanted: Any) -> Claimed:
+    """A claim that must succeed."""
+    found = await claim(plane, count, **wanted)
+    assert isinstance(found, Claimed), found
+    return found

@@ -10,7 +10,12 @@ from typing import Any
 import redis
 from redis.crc import key_slot
 
+from tq_redis.control.ranges import from_ranges
+
 Admin = redis.Redis
+
+# State of a record -> the summary's counter.
+COUNTERS = {"leased": "claimed", "consumed": "consumed", "aside": "set_aside"}
 
 
 def dump(admin: Admin, namespace: str) -> dict[str, Any]:
@@ -31,6 +36,69 @@ def dump(admin: Admin, namespace: str) -> dict[str, Any]:
         if isinstance(value, dict):
             value.pop("expires_at", None)
     return found
+
+
+class TaskState:
+    """What a task has taken of a partition, and its open claims, read raw.
+
+    Args:
+        key: of the partition's summary.
+        task: as it stands in keys.
+    """
+
+    def __init__(self, admin: Any, key: str, task: str) -> None:
+        def read(name: str) -> dict[str, str]:
+            return admin.hgetall(f"{key}:{name}:{task}")
+
+        self.task = task
+        self.summary: dict[str, str] = admin.hgetall(key)
+        self.records = {sample: text.split(":", 2) for sample, text in read("task").items()}
+        self.claims = {number: json.loads(text) for number, text in read("claims").items()}
+        self.leases = dict(admin.zrange(f"{key}:leases:{task}", 0, -1, withscores=True))
+        self.deliveries = {sample: int(count) for sample, count in read("deliveries").items()}
+        self.draws = {name: json.loads(text) for name, text in read("draws").items()}
+
+    def in_state(self, state: str) -> set[str]:
+        return {sample for sample, (found, _, _) in self.records.items() if found == state}
+
+    def check(self, samples: set[str]) -> None:
+        """Fail where two keys contradict each other; ``samples`` are those of the partition."""
+        assert self.records.keys() <= samples
+        assert {state for state, _, _ in self.records.values()} <= COUNTERS.keys()
+        for state, counter in COUNTERS.items():
+            count = int(self.summary.get(f"{counter}:{self.task}", 0))
+            assert count == len(self.in_state(state)), counter
+        numbers = {int(number) for _, number, _ in self.records.values()}
+        assert max(numbers, default=0) <= int(self.summary.get("claims", 0))
+        for number, claim in self.claims.items():
+            self._check_claim(number, claim, samples)
+        self._check_held()
+        for name, draw in self.draws.items():
+            claim = self.claims.get(str(draw["claim"]))
+            assert claim is None or (claim["draw"], claim["ids"]) == (name, draw["ids"])
+
+    def _check_claim(self, number: str, claim: dict[str, Any], samples: set[str]) -> None:
+        ids = set(map(str, from_ranges(claim["ids"])))
+        held = {
+            sample for sample, record in self.records.items() if record[:2] == ["leased", number]
+        }
+        assert held <= ids
+        assert claim["rows"] > 0
+        assert len(held) <= claim["rows"] <= len(held) + len(ids - samples)
+        if number not in self.leases:  # nobody has asked for the share yet, but somebody can
+            assert claim["draw"]
+        if "draw" in claim:
+            assert self.draws[claim["draw"]]["claim"] == int(number)
+
+    def _check_held(self) -> None:
+        assert self.leases.keys() <= self.claims.keys()
+        for sample in self.in_state("leased"):
+            _, number, consumer = self.records[sample]
+            assert self.claims[number]["consumer"] == consumer
+            assert number not in self.leases or self.deliveries[sample] > 0
+        for sample in self.in_state("aside"):
+            assert self.deliveries[sample] > 0
+        assert all(count >= 0 for count in self.deliveries.values())
 
 
 class Partition:
@@ -54,8 +122,11 @@ class Partition:
         """Fail where two keys contradict each other."""
         self._check_counters()
         self._check_blocks()
-        for name, text in self._hash("indexes").items():
-            self._check_index(name, json.loads(text))
+        indexes = {name: json.loads(text) for name, text in self._hash("indexes").items()}
+        for task in {index["task"] for index in indexes.values()}:
+            TaskState(self._admin, self._key, task).check(set(self.ids))
+        for name, index in indexes.items():
+            self._check_index(name, index)
         self._check_names()
         self._check_lifetimes()
 
@@ -85,8 +156,6 @@ class Partition:
 
     def _check_index(self, name: str, index: dict[str, Any]) -> None:
         taken = self._hash("task", index["task"])
-        assert set(taken) <= set(self.ids)
-        assert int(self.summary.get(f"consumed:{index['task']}", 0)) == len(taken)
         able = [
             sample
             for sample in self.ids

@@ -19,8 +19,9 @@ from tq_redis.client.columns import (
     to_tensordict,
 )
 from tq_redis.client.core import ANSWER_S, distinct
+from tq_redis.client.leases import LeaseCalls
 from tq_redis.client.status import StatusCalls
-from tq_redis.control.plane import rows_per_put
+from tq_redis.control.plane import ROWS_PER_PAGE, rows_per_put
 from tq_redis.control.records import BlockEntry, Run, Write
 from tq_redis.data import Column
 from tq_redis.data.codec import describe
@@ -29,6 +30,7 @@ from tq_redis.errors import (
     DataLostError,
     InputError,
     NotFoundError,
+    PartitionEndedError,
     ServerFullError,
     shorten,
 )
@@ -37,7 +39,7 @@ from tq_redis.metadata import BatchMeta, FieldSchema
 _log = logging.getLogger(__name__)
 
 
-class AsyncClient(ClaimCalls, StatusCalls):
+class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
     """Put, claim, get and clear samples."""
 
     # Writing
@@ -50,6 +52,7 @@ class AsyncClient(ClaimCalls, StatusCalls):
         data_parser: DataParser | None = None,
         *,
         group_ids: Sequence[str] | None = None,
+        tags: Sequence[Mapping[str, Any]] | None = None,
         overwrite: bool = False,
         timeout: float | None = None,
     ) -> BatchMeta:
@@ -62,6 +65,8 @@ class AsyncClient(ClaimCalls, StatusCalls):
             partition_id: where to make new samples; created on first use.
             data_parser: applied to the columns before they are written.
             group_ids: one group per new sample; GRPO claims take whole groups.
+            tags: per row, small JSON values that travel in the metadata (``custom_meta``), merged
+                into those that the sample has, in the same step as the columns.
             overwrite: allow a field to change its dtype.
 
         Returns:
@@ -72,20 +77,28 @@ class AsyncClient(ClaimCalls, StatusCalls):
             SchemaConflictError: a field would change dtype; rows before it may be written if the
                 batch was too large for one step (8,192 cells, a row counting as three more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
+            PartitionEndedError: new samples where no more are to come.
             ServerFullError: Redis is at its memory limit.
         """
         columns = to_columns(data, data_parser)
         rows = row_count(columns)
         if group_ids is not None and len(group_ids) != rows:
             raise InputError(f"Got {len(group_ids)} group_ids for {rows} rows")
+        if tags is not None and len(tags) != rows:
+            raise InputError(f"Got tags for {len(tags)} rows, the columns have {rows}")
         deadline = self._deadline(timeout)
         if metadata is None:
             if not partition_id:
                 raise InputError("put needs metadata (existing samples) or partition_id (new ones)")
             ids, schema = await self._write(
-                partition_id, columns, deadline, groups=group_ids, overwrite=overwrite
+                partition_id,
+                columns,
+                deadline,
+                groups=group_ids,
+                tags=tags,
+                overwrite=overwrite,
             )
-            return BatchMeta(ids, partition_id, schema)
+            return BatchMeta(ids, partition_id, schema, custom_meta=tags)
         if group_ids is not None:
             raise InputError("group_ids are given when samples are made, not with metadata")
         if metadata.padding or metadata.size != rows:
@@ -99,9 +112,12 @@ class AsyncClient(ClaimCalls, StatusCalls):
             columns,
             deadline,
             ids=metadata.global_indexes,
+            tags=tags,
             overwrite=overwrite,
         )
-        return metadata.with_fields(schema[1])
+        written = metadata.with_fields(schema[1])
+        written.update_custom_meta(tags)
+        return written
 
     async def set_custom_meta(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
         """Make the tags of each sample exactly those in ``metadata.custom_meta``.
@@ -114,6 +130,36 @@ class AsyncClient(ClaimCalls, StatusCalls):
             await self.control.set_tags(
                 part.partition_id, part.global_indexes, part.custom_meta, deadline
             )
+
+    async def merge_custom_meta(
+        self,
+        metadata: BatchMeta,
+        tags: Sequence[Mapping[str, Any]],
+        *,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Merge tags into those that each sample has. Concurrent merges lose nothing.
+
+        Args:
+            metadata: B samples.
+            tags: B mappings of name -> small JSON value.
+
+        Returns:
+            The metadata with the tags merged into ``custom_meta``.
+
+        Raises:
+            InputError: there is not one mapping per sample, or a value is not JSON.
+            SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
+        """
+        deadline = self._deadline(timeout)
+        merged = metadata.unpadded()
+        merged.update_custom_meta(tags)
+        new = BatchMeta(merged.global_indexes, merged.partition_ids, custom_meta=tags)
+        for part in new.chunk_by_partition():
+            for page in (part[i : i + ROWS_PER_PAGE] for i in range(0, part.size, ROWS_PER_PAGE)):
+                write = Write(page.size, ids=page.global_indexes, tags=page.custom_meta)
+                await self.control.produce(part.partition_id, write, deadline)
+        return merged
 
     # Reading
 
@@ -191,10 +237,8 @@ class AsyncClient(ClaimCalls, StatusCalls):
         For other clients the partition is gone in one step, before the bytes are freed.
         """
         deadline = self._deadline(timeout)
-        for generation in await self.control.clear_partition(partition_id, deadline):
-            handles = await self.control.trash(partition_id, generation, deadline)
-            await self.data.delete(handles, deadline)
-            await self.control.empty_trash(partition_id, generation, deadline)
+        generations = await self.control.clear_partition(partition_id, deadline)
+        await self._empty_trash(partition_id, generations, deadline)
 
     # Upkeep
 
@@ -206,7 +250,8 @@ class AsyncClient(ClaimCalls, StatusCalls):
         grace = self.config.data.orphan_grace_s
         for partition, handles in (await self.data.unconfirmed(grace, deadline)).items():
             named = await self.control.named_blocks(partition, deadline)
-            orphans = [handle for handle in handles if handle not in named]
+            loading = await self.control.loading_blocks(partition, deadline)
+            orphans = [handle for handle in handles if handle not in named | loading]
             await self.data.confirm([h for h in handles if h in named], deadline)
             if orphans:
                 _log.warning(
@@ -259,7 +304,7 @@ class AsyncClient(ClaimCalls, StatusCalls):
             )
             try:
                 result = await self.control.produce(partition, write, named_by)
-            except (InputError, NotFoundError, ServerFullError):
+            except (InputError, NotFoundError, PartitionEndedError, ServerFullError):
                 # Refused for certain. After a lost connection or a cancelled call Redis may
                 # name these blocks; there the sweep finds out.
                 await self.data.delete([block.handle for block in blocks], Deadline(ANSWER_S))
@@ -267,6 +312,14 @@ class AsyncClient(ClaimCalls, StatusCalls):
             written += result.ids
             await self._free(partition, result.freed, deadline)
         return written, schema
+
+    async def _empty_trash(
+        self, partition: str, generations: Sequence[str], deadline: Deadline
+    ) -> None:
+        for generation in generations:
+            handles = await self.control.trash(partition, generation, deadline)
+            await self.data.delete(handles, deadline)
+            await self.control.empty_trash(partition, generation, deadline)
 
     async def _free(self, partition: str, handles: Sequence[str], deadline: Deadline) -> None:
         if handles:

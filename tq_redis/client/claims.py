@@ -7,11 +7,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tq_redis.client.core import ANSWER_S, ClientCore, distinct
-from tq_redis.control.records import NotEnough, Write
+from tq_redis.client.core import ClientCore, distinct
+from tq_redis.client.fetch import Fetch, group_size_of
+from tq_redis.control.claims import ROWS_PER_DRAW
+from tq_redis.control.records import Wanted, Write
 from tq_redis.deadline import Deadline
-from tq_redis.errors import DeadlineError, InputError, nearest
+from tq_redis.errors import InputError, nearest
 from tq_redis.metadata import BatchMeta
+from tq_redis.samplers import (
+    BaseSampler,
+    GRPOGroupNSampler,
+    RankAwareSampler,
+    Sampler,
+    SeqlenBalancedSampler,
+    SequentialSampler,
+)
 
 Mode = Literal["fetch", "force_fetch", "insert"]
 
@@ -28,6 +38,8 @@ class ClaimCalls(ClientCore):
         task_name: str | None = None,
         sampling_config: Mapping[str, Any] | None = None,
         *,
+        sampler: Sampler | None = None,
+        lease: float | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
         """Metadata of samples.
@@ -36,22 +48,32 @@ class ClaimCalls(ClientCore):
             data_fields: the fields that are wanted.
             batch_size: how many samples.
             partition_id: it need not exist yet.
-            mode: ``fetch`` waits until ``batch_size`` samples have all the fields and were not
-                consumed by ``task_name``, and marks them consumed; ``force_fetch`` gives all
-                samples as they are (``batch_size`` and ``task_name`` do not matter);
-                ``insert`` makes ``batch_size`` new samples without fields.
+            mode: ``fetch`` waits until ``batch_size`` samples have all the fields and may be
+                claimed by ``task_name``, and claims them; ``force_fetch`` gives all samples as
+                they are (only ``data_fields`` and ``partition_id`` matter); ``insert`` makes
+                ``batch_size`` new samples without fields.
             task_name: who consumes; needed for ``fetch``.
-            sampling_config: ``{"n_samples_per_prompt": n}``: only whole groups of n.
+            sampling_config: ``dp_rank`` and ``batch_index`` together name a batch: whoever asks for
+                it again gets the same samples. Other values go to a sampler of your own.
+            sampler: which of the ready samples are taken; by default the oldest.
+            lease: None: the samples are consumed at once. Else seconds for which they are this
+                consumer's: unless it acknowledges them by then (:meth:`ack`), or renews the lease,
+                others get them. A sample that was delivered ``config.max_deliveries`` times is
+                set aside instead.
             timeout: for ``fetch``, how long to wait for samples; 0: a batch if there is one now,
                 else an empty one.
 
         Returns:
-            For ``fetch``: exactly ``batch_size`` samples in ascending order of id (whole groups
-            one after the other), or none with ``timeout=0``.
+            For ``fetch``: exactly ``batch_size`` samples (a sampler of your own may choose another
+            number), in ascending order of id, or whole groups one after the other; none with
+            ``timeout=0``.
 
         Raises:
             InputError: an argument is missing or out of range.
             DeadlineError: not enough samples came; says how many there are and what is missing.
+            EndOfStreamError: the task has consumed all samples that there will be.
+            CannotFillError: fewer than ``batch_size`` can still come; ``left`` says how many.
+            SampleNotFoundError: samples of the batch named in ``sampling_config`` were cleared.
             PartitionNotFoundError: for ``force_fetch``.
         """
         if mode == "force_fetch":
@@ -66,62 +88,28 @@ class ClaimCalls(ClientCore):
             raise InputError(f"mode must be fetch, force_fetch or insert, got {mode!r}")
         if not task_name:
             raise InputError("mode 'fetch' needs task_name: consumption is kept per task")
-        fields = distinct(data_fields)
-        group_size = _group_size(sampling_config, batch_size)
-        return await self._fetch(fields, batch_size, partition_id, task_name, group_size, timeout)
-
-    async def _fetch(
-        self,
-        fields: list[str],
-        count: int,
-        partition: str,
-        task: str,
-        group_size: int,
-        timeout: float | None,
-    ) -> BatchMeta:
-        wait = self._deadline(timeout)
-        while True:
-            answer = Deadline(max(wait.remaining, ANSWER_S))
-            found = await self.control.claim(
-                partition, task, fields, count, self.name, answer, group_size=group_size
+        if lease is not None and not lease > 0:
+            raise InputError(f"lease must be positive, got {lease}")
+        chooser = sampler or SequentialSampler()
+        config = dict(sampling_config or {})
+        draw = _draw_name(chooser, config)
+        count = _samples_needed(chooser, batch_size)
+        if draw is not None and count > ROWS_PER_DRAW:
+            raise InputError(
+                f"A batch that is named by dp_rank and batch_index has at most {ROWS_PER_DRAW} "
+                f"samples, got {count}. Ask for several smaller ones."
             )
-            if not isinstance(found, NotEnough):
-                return BatchMeta(found.ids, partition, found.schema, custom_meta=found.tags)
-            if wait.seconds == 0:
-                return BatchMeta.empty()
-            if wait.passed:
-                raise await self._too_few(found, fields, count, partition, task, group_size, wait)
-            await self.control.wait(partition, found.event, wait)
-
-    async def _too_few(
-        self,
-        found: NotEnough,
-        fields: list[str],
-        count: int,
-        partition: str,
-        task: str,
-        group_size: int,
-        wait: Deadline,
-    ) -> DeadlineError:
-        answer = Deadline(ANSWER_S)
-        text = f"Task {task!r} waited {wait.seconds:g} s for {count} samples of {partition!r}"
-        if not found.exists:
-            known = await self.control.partitions(answer)
-            text += f", which does not exist. {nearest(partition, known)}"
-        else:
-            text += f" with fields {fields}: {found.ready} are ready"
-            if group_size:
-                text += f", in {found.groups} whole groups of {group_size}"
-            known = await self.control.fields(partition, answer)
-            summary = await self.control.summary(partition, answer)
-            text += f", of {summary['samples']} ({summary.get(f'consumed:{task}', 0)} consumed)."
-            for name in fields:
-                produced = summary.get(f"produced:{name}", 0)
-                if name not in known:
-                    text += f" Field {name!r} does not exist. {nearest(name, known)}"
-                elif produced != summary["samples"]:
-                    text += f" Field {name!r} is produced in {produced}."
-        return DeadlineError(text, partition=partition, fields=fields, deadline=wait.seconds)
+        wanted = Wanted(
+            task_name,
+            distinct(data_fields),
+            count,
+            chooser.n_samples_per_prompt if isinstance(chooser, GRPOGroupNSampler) else 0,
+            lease,
+            self.config.max_deliveries,
+            draw,
+        )
+        fetch = Fetch(self, partition_id, wanted, chooser, batch_size, config)
+        return await fetch.run(self._deadline(timeout))
 
     async def _all_samples(
         self, partition: str, fields: Sequence[str], deadline: Deadline
@@ -135,18 +123,36 @@ class ClaimCalls(ClientCore):
         return BatchMeta(rows.ids, partition, rows.schema, flags, custom_meta=rows.tags)
 
 
-def _group_size(sampling: Mapping[str, Any] | None, batch_size: int) -> int:
-    settings = dict(sampling or {})
-    size = settings.pop("n_samples_per_prompt", 0)
-    if settings:
+def _draw_name(sampler: Sampler, config: Mapping[str, Any]) -> str | None:
+    """Under which name the batch is remembered."""
+    numbers = [config.get(name) for name in ("dp_rank", "batch_index")]
+    if numbers == [None, None]:
+        if isinstance(sampler, RankAwareSampler | SeqlenBalancedSampler):
+            raise InputError(
+                f"{type(sampler).__name__} needs dp_rank and batch_index in sampling_config"
+            )
+    elif not all(isinstance(number, int) and number >= 0 for number in numbers):
         raise InputError(
-            f"Unknown sampling_config {sorted(settings)}. "
-            f"{nearest(sorted(settings)[0], ['n_samples_per_prompt'])}"
+            f"dp_rank and batch_index must both be integers from 0 on, got {numbers[0]!r} "
+            f"and {numbers[1]!r}"
         )
-    if not isinstance(size, int) or size < 0:
-        raise InputError(f"n_samples_per_prompt must be a positive integer, got {size!r}")
-    if size and batch_size % size:
+    if isinstance(sampler, SeqlenBalancedSampler) and config["dp_rank"] >= sampler.dp_size:
+        raise InputError(
+            f"dp_rank is {config['dp_rank']} of a SeqlenBalancedSampler for {sampler.dp_size} ranks"
+        )
+    extra = sorted(config.keys() - {"dp_rank", "batch_index"})
+    if extra and not isinstance(sampler, BaseSampler):
+        raise InputError(
+            f"Unknown sampling_config {extra}. {nearest(extra[0], ['dp_rank', 'batch_index'])}"
+        )
+    return None if numbers == [None, None] else f"{numbers[0]}:{numbers[1]}"
+
+
+def _samples_needed(sampler: Sampler, batch_size: int) -> int:
+    """How many samples must be ready."""
+    size = group_size_of(sampler)
+    if batch_size % size:
         raise InputError(
             f"batch_size {batch_size} is not a multiple of n_samples_per_prompt {size}"
         )
-    return size
+    return batch_size * (sampler.dp_size if isinstance(sampler, SeqlenBalancedSampler) else 1)

@@ -37,7 +37,7 @@ class ClientCore:
     async def close(self) -> None:
         """Let go of connections; nothing in the instance ends."""
         await self.data.close()
-        await self.control.connection.close()
+        await self.control.close()
 
     def _deadline(self, timeout: float | None) -> Deadline:
         if timeout is not None and timeout < 0:

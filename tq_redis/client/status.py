@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from tq_redis.client.core import ClientCore, distinct
-from tq_redis.errors import PartitionNotFoundError
+from tq_redis.control.standing import Standing, standing_of
+from tq_redis.errors import InputError, PartitionNotFoundError
+from tq_redis.metadata import BatchMeta
 
 
 class StatusCalls(ClientCore):
@@ -27,6 +29,16 @@ class StatusCalls(ClientCore):
             PartitionNotFoundError
         """
         return await self.control.summary(partition_id, self._deadline(timeout))
+
+    async def get_standing(self, partition_id: str, *, timeout: float | None = None) -> Standing:
+        """How far the tasks of a partition are, what each could claim now, and who waits.
+
+        ``tq-redis status`` shows it in a terminal.
+
+        Raises:
+            PartitionNotFoundError
+        """
+        return await standing_of(self.control, partition_id, self._deadline(timeout))
 
     async def get_production_status(
         self, data_fields: Sequence[str], partition_id: str, *, timeout: float | None = None
@@ -50,35 +62,120 @@ class StatusCalls(ClientCore):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample ids (N,) int64 and flags (N,) int8: 1 where the task consumed the sample.
 
+        Samples that a consumer holds with a lease, or that are set aside, are not consumed.
+
         Raises:
             PartitionNotFoundError
         """
         rows = await self.control.describe(
             partition_id, self._deadline(timeout), fields=(), task=task_name
         )
-        return torch.tensor(rows.ids), torch.tensor(rows.consumed, dtype=torch.int8)
+        return torch.tensor(rows.ids), torch.tensor(
+            [state == "consumed" for state in rows.states], dtype=torch.int8
+        )
+
+    async def get_set_aside(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> BatchMeta:
+        """The samples that were delivered to the task ``config.max_deliveries`` times and never
+        acknowledged. They are not given out any more, unless :meth:`reset_consumption` is called.
+
+        Raises:
+            PartitionNotFoundError
+        """
+        rows = await self.control.describe(partition_id, self._deadline(timeout), task=task_name)
+        places = [place for place, state in enumerate(rows.states) if state == "aside"]
+        kept = {name for name, flags in rows.produced.items() if all(flags[i] for i in places)}
+        return BatchMeta(
+            [rows.ids[place] for place in places],
+            partition_id,
+            {name: form for name, form in rows.schema.items() if name in kept},
+            custom_meta=[rows.tags[place] for place in places],
+        )
 
     async def check_production_status(
         self, data_fields: Sequence[str], partition_id: str, *, timeout: float | None = None
     ) -> bool:
-        """Whether all samples of the partition have all the fields; False where it has none."""
-        samples, counts = await self._counts(
-            partition_id, [f"produced:{name}" for name in distinct(data_fields)], timeout
-        )
-        return samples > 0 and all(count == samples for count in counts)
+        """Whether all samples of the partition have all the fields.
+
+        False where it has none, and where it expects more samples than were made.
+        """
+        counts = [f"produced:{name}" for name in distinct(data_fields)]
+        return await self._all_are(counts, partition_id, timeout)
 
     async def check_consumption_status(
         self, task_name: str, partition_id: str, *, timeout: float | None = None
     ) -> bool:
-        """Whether the task consumed all samples of the partition; False where it has none."""
-        samples, counts = await self._counts(partition_id, [f"consumed:{task_name}"], timeout)
-        return samples > 0 and counts[0] == samples
+        """Whether the task consumed all samples of the partition.
 
-    async def _counts(
-        self, partition: str, names: Sequence[str], timeout: float | None
-    ) -> tuple[int, list[int]]:
+        False where it has none, and where it expects more samples than were made.
+        """
+        return await self._all_are([f"consumed:{task_name}"], partition_id, timeout)
+
+    async def reset_consumption(
+        self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
+    ) -> int:
+        """Let a task claim all samples again: consumed ones, those set aside, those held by others.
+
+        Consumers that hold samples lose their leases. Samples claimed while this runs stay so.
+
+        Args:
+            partition_id: where.
+            task_name: the task; None: all that ever claimed there.
+
+        Returns:
+            How many samples were given back, summed over tasks.
+
+        Raises:
+            PartitionNotFoundError
+        """
+        deadline = self._deadline(timeout)
+        tasks = [task_name]
+        if task_name is None:
+            summary = await self.control.summary(partition_id, deadline)
+            tasks = sorted({n.partition(":")[2] for n in summary if n.startswith(_PER_TASK)})
+        return sum(
+            [
+                await self.control.reset_consumption(partition_id, task, deadline)
+                for task in tasks
+                if task
+            ]
+        )
+
+    # What is to come
+
+    async def expect(
+        self, partition_id: str, samples: int, *, timeout: float | None = None
+    ) -> None:
+        """Declare how many samples will be made in a partition, cleared ones counted too.
+
+        Its consumers are then told the end (:class:`EndOfStreamError`), or that a batch cannot be
+        filled any more; a put of more new samples is refused. May be declared before the first put,
+        and again with another number.
+
+        Raises:
+            InputError: ``samples`` is negative.
+            PartitionEndedError: more are made already, or the partition has ended.
+        """
+        if samples < 0:
+            raise InputError(f"samples must not be negative, got {samples}")
+        await self.control.expect(partition_id, samples, self._deadline(timeout))
+
+    async def end_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
+        """Say that no more samples will be made in a partition. May be repeated.
+
+        Consumers get what there is, and are then told the end (:class:`EndOfStreamError`).
+        """
+        await self.control.expect(partition_id, None, self._deadline(timeout))
+
+    async def _all_are(self, counts: list[str], partition: str, timeout: float | None) -> bool:
         try:
             summary = await self.control.summary(partition, self._deadline(timeout))
         except PartitionNotFoundError:
-            return 0, [0] * len(names)
-        return int(summary["samples"]), [int(summary.get(name, 0)) for name in names]
+            return False
+        samples, made = int(summary["samples"]), int(summary.get("made", 0))
+        complete = "ended" in summary or made >= int(summary.get("expected", 0))
+        return samples > 0 and complete and all(summary.get(n, 0) == samples for n in counts)
+
+
+_PER_TASK = ("consumed:", "claimed:", "set_aside:")

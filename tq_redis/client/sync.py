@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from os import PathLike
 from typing import Any
 
 import torch
@@ -13,7 +15,9 @@ from tq_redis.client.columns import DataParser, Fields
 from tq_redis.client.kv import AsyncKVClient, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
+from tq_redis.control.standing import Standing
 from tq_redis.metadata import BatchMeta, KVBatchMeta
+from tq_redis.samplers import Sampler
 
 
 class Client:
@@ -31,6 +35,38 @@ class Client:
         """Settings of the instance."""
         return self._core.config
 
+    @contextmanager
+    def hold(self, metadata: BatchMeta) -> Generator[BatchMeta]:
+        """Work on samples in the body: their leases are renewed meanwhile, in the background.
+
+        At its end the samples are acknowledged; if it raises, they are given back.
+
+        Raises:
+            InputError: samples were not claimed with a lease.
+            LeaseLostError: they were lost meanwhile, because Redis could not be reached for as
+                long as the lease, for example.
+        """
+        held = self._core.hold(metadata)
+        self._portal.run(held.__aenter__())
+        try:
+            yield metadata
+        except BaseException as error:
+            self._portal.run(held.__aexit__(type(error), error, error.__traceback__))
+            raise
+        self._portal.run(held.__aexit__(None, None, None))
+
+    @asynccontextmanager
+    async def async_hold(self, metadata: BatchMeta) -> AsyncGenerator[BatchMeta]:
+        """:meth:`hold` for ``async with``."""
+        held = self._core.hold(metadata)
+        await self._portal.arun(held.__aenter__())
+        try:
+            yield metadata
+        except BaseException as error:
+            await self._portal.arun(held.__aexit__(type(error), error, error.__traceback__))
+            raise
+        await self._portal.arun(held.__aexit__(None, None, None))
+
     def put(
         self,
         data: Fields,
@@ -39,6 +75,7 @@ class Client:
         data_parser: DataParser | None = None,
         *,
         group_ids: Sequence[str] | None = None,
+        tags: Sequence[Mapping[str, Any]] | None = None,
         overwrite: bool = False,
         timeout: float | None = None,
     ) -> BatchMeta:
@@ -51,6 +88,8 @@ class Client:
             partition_id: where to make new samples; created on first use.
             data_parser: applied to the columns before they are written.
             group_ids: one group per new sample; GRPO claims take whole groups.
+            tags: per row, small JSON values that travel in the metadata (``custom_meta``), merged
+                into those that the sample has, in the same step as the columns.
             overwrite: allow a field to change its dtype.
 
         Returns:
@@ -61,6 +100,7 @@ class Client:
             SchemaConflictError: a field would change dtype; rows before it may be written if the
                 batch was too large for one step (8,192 cells, a row counting as three more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
+            PartitionEndedError: new samples where no more are to come.
             ServerFullError: Redis is at its memory limit.
         """
         return self._portal.run(
@@ -70,6 +110,7 @@ class Client:
                 partition_id,
                 data_parser,
                 group_ids=group_ids,
+                tags=tags,
                 overwrite=overwrite,
                 timeout=timeout,
             )
@@ -83,6 +124,7 @@ class Client:
         data_parser: DataParser | None = None,
         *,
         group_ids: Sequence[str] | None = None,
+        tags: Sequence[Mapping[str, Any]] | None = None,
         overwrite: bool = False,
         timeout: float | None = None,
     ) -> BatchMeta:
@@ -94,6 +136,7 @@ class Client:
                 partition_id,
                 data_parser,
                 group_ids=group_ids,
+                tags=tags,
                 overwrite=overwrite,
                 timeout=timeout,
             )
@@ -112,6 +155,40 @@ class Client:
     ) -> None:
         """Awaitable form of :meth:`set_custom_meta`."""
         return await self._portal.arun(self._core.set_custom_meta(metadata, timeout=timeout))
+
+    def merge_custom_meta(
+        self,
+        metadata: BatchMeta,
+        tags: Sequence[Mapping[str, Any]],
+        *,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Merge tags into those that each sample has. Concurrent merges lose nothing.
+
+        Args:
+            metadata: B samples.
+            tags: B mappings of name -> small JSON value.
+
+        Returns:
+            The metadata with the tags merged into ``custom_meta``.
+
+        Raises:
+            InputError: there is not one mapping per sample, or a value is not JSON.
+            SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
+        """
+        return self._portal.run(self._core.merge_custom_meta(metadata, tags, timeout=timeout))
+
+    async def async_merge_custom_meta(
+        self,
+        metadata: BatchMeta,
+        tags: Sequence[Mapping[str, Any]],
+        *,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        """Awaitable form of :meth:`merge_custom_meta`."""
+        return await self._portal.arun(
+            self._core.merge_custom_meta(metadata, tags, timeout=timeout)
+        )
 
     def get_data(
         self,
@@ -219,6 +296,8 @@ class Client:
         task_name: str | None = None,
         sampling_config: Mapping[str, Any] | None = None,
         *,
+        sampler: Sampler | None = None,
+        lease: float | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
         """Metadata of samples.
@@ -227,22 +306,32 @@ class Client:
             data_fields: the fields that are wanted.
             batch_size: how many samples.
             partition_id: it need not exist yet.
-            mode: ``fetch`` waits until ``batch_size`` samples have all the fields and were not
-                consumed by ``task_name``, and marks them consumed; ``force_fetch`` gives all
-                samples as they are (``batch_size`` and ``task_name`` do not matter);
-                ``insert`` makes ``batch_size`` new samples without fields.
+            mode: ``fetch`` waits until ``batch_size`` samples have all the fields and may be
+                claimed by ``task_name``, and claims them; ``force_fetch`` gives all samples as
+                they are (only ``data_fields`` and ``partition_id`` matter); ``insert`` makes
+                ``batch_size`` new samples without fields.
             task_name: who consumes; needed for ``fetch``.
-            sampling_config: ``{"n_samples_per_prompt": n}``: only whole groups of n.
+            sampling_config: ``dp_rank`` and ``batch_index`` together name a batch: whoever asks for
+                it again gets the same samples. Other values go to a sampler of your own.
+            sampler: which of the ready samples are taken; by default the oldest.
+            lease: None: the samples are consumed at once. Else seconds for which they are this
+                consumer's: unless it acknowledges them by then (:meth:`ack`), or renews the lease,
+                others get them. A sample that was delivered ``config.max_deliveries`` times is
+                set aside instead.
             timeout: for ``fetch``, how long to wait for samples; 0: a batch if there is one now,
                 else an empty one.
 
         Returns:
-            For ``fetch``: exactly ``batch_size`` samples in ascending order of id (whole groups
-            one after the other), or none with ``timeout=0``.
+            For ``fetch``: exactly ``batch_size`` samples (a sampler of your own may choose another
+            number), in ascending order of id, or whole groups one after the other; none with
+            ``timeout=0``.
 
         Raises:
             InputError: an argument is missing or out of range.
             DeadlineError: not enough samples came; says how many there are and what is missing.
+            EndOfStreamError: the task has consumed all samples that there will be.
+            CannotFillError: fewer than ``batch_size`` can still come; ``left`` says how many.
+            SampleNotFoundError: samples of the batch named in ``sampling_config`` were cleared.
             PartitionNotFoundError: for ``force_fetch``.
         """
         return self._portal.run(
@@ -253,6 +342,8 @@ class Client:
                 mode,
                 task_name,
                 sampling_config,
+                sampler=sampler,
+                lease=lease,
                 timeout=timeout,
             )
         )
@@ -266,6 +357,8 @@ class Client:
         task_name: str | None = None,
         sampling_config: Mapping[str, Any] | None = None,
         *,
+        sampler: Sampler | None = None,
+        lease: float | None = None,
         timeout: float | None = None,
     ) -> BatchMeta:
         """Awaitable form of :meth:`get_meta`."""
@@ -277,9 +370,67 @@ class Client:
                 mode,
                 task_name,
                 sampling_config,
+                sampler=sampler,
+                lease=lease,
                 timeout=timeout,
             )
         )
+
+    def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
+        """The work on these samples is done: they are consumed. May be repeated.
+
+        Args:
+            metadata: samples claimed with a lease: all of a batch, or a part (a chunk of it, say).
+                Padding rows, and samples that were cleared meanwhile, are passed over.
+
+        Raises:
+            InputError: samples were not claimed with a lease.
+            LeaseLostError: names the samples whose lease was lost; the others are consumed.
+        """
+        return self._portal.run(self._core.ack(metadata, timeout=timeout))
+
+    async def async_ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
+        """Awaitable form of :meth:`ack`."""
+        return await self._portal.arun(self._core.ack(metadata, timeout=timeout))
+
+    def release(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
+        """Give the samples back: other consumers of the task may get them at once.
+
+        A sample that was delivered ``config.max_deliveries`` times is set aside instead. Samples
+        that are no longer held are passed over.
+
+        Raises:
+            InputError: samples were not claimed with a lease.
+        """
+        return self._portal.run(self._core.release(metadata, timeout=timeout))
+
+    async def async_release(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
+        """Awaitable form of :meth:`release`."""
+        return await self._portal.arun(self._core.release(metadata, timeout=timeout))
+
+    def renew(
+        self, metadata: BatchMeta, lease: float | None = None, *, timeout: float | None = None
+    ) -> float:
+        """Let the leases of these samples run from now on again.
+
+        Args:
+            metadata: samples claimed with a lease.
+            lease: for how many seconds; None: as long as at first.
+
+        Returns:
+            Seconds until the first of the leases runs out.
+
+        Raises:
+            InputError: samples were not claimed with a lease.
+            LeaseLostError: a claim has ended.
+        """
+        return self._portal.run(self._core.renew(metadata, lease, timeout=timeout))
+
+    async def async_renew(
+        self, metadata: BatchMeta, lease: float | None = None, *, timeout: float | None = None
+    ) -> float:
+        """Awaitable form of :meth:`renew`."""
+        return await self._portal.arun(self._core.renew(metadata, lease, timeout=timeout))
 
     def get_partition_list(self, *, timeout: float | None = None) -> list[str]:
         """Names of the partitions, sorted."""
@@ -306,6 +457,22 @@ class Client:
         """Awaitable form of :meth:`get_summary`."""
         return await self._portal.arun(self._core.get_summary(partition_id, timeout=timeout))
 
+    def get_standing(self, partition_id: str, *, timeout: float | None = None) -> Standing:
+        """How far the tasks of a partition are, what each could claim now, and who waits.
+
+        ``tq-redis status`` shows it in a terminal.
+
+        Raises:
+            PartitionNotFoundError
+        """
+        return self._portal.run(self._core.get_standing(partition_id, timeout=timeout))
+
+    async def async_get_standing(
+        self, partition_id: str, *, timeout: float | None = None
+    ) -> Standing:
+        """Awaitable form of :meth:`get_standing`."""
+        return await self._portal.arun(self._core.get_standing(partition_id, timeout=timeout))
+
     def get_production_status(
         self, data_fields: Sequence[str], partition_id: str, *, timeout: float | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -331,6 +498,8 @@ class Client:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sample ids (N,) int64 and flags (N,) int8: 1 where the task consumed the sample.
 
+        Samples that a consumer holds with a lease, or that are set aside, are not consumed.
+
         Raises:
             PartitionNotFoundError
         """
@@ -346,10 +515,32 @@ class Client:
             self._core.get_consumption_status(task_name, partition_id, timeout=timeout)
         )
 
+    def get_set_aside(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> BatchMeta:
+        """The samples that were delivered to the task ``config.max_deliveries`` times and never
+        acknowledged. They are not given out any more, unless :meth:`reset_consumption` is called.
+
+        Raises:
+            PartitionNotFoundError
+        """
+        return self._portal.run(self._core.get_set_aside(task_name, partition_id, timeout=timeout))
+
+    async def async_get_set_aside(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> BatchMeta:
+        """Awaitable form of :meth:`get_set_aside`."""
+        return await self._portal.arun(
+            self._core.get_set_aside(task_name, partition_id, timeout=timeout)
+        )
+
     def check_production_status(
         self, data_fields: Sequence[str], partition_id: str, *, timeout: float | None = None
     ) -> bool:
-        """Whether all samples of the partition have all the fields; False where it has none."""
+        """Whether all samples of the partition have all the fields.
+
+        False where it has none, and where it expects more samples than were made.
+        """
         return self._portal.run(
             self._core.check_production_status(data_fields, partition_id, timeout=timeout)
         )
@@ -365,7 +556,10 @@ class Client:
     def check_consumption_status(
         self, task_name: str, partition_id: str, *, timeout: float | None = None
     ) -> bool:
-        """Whether the task consumed all samples of the partition; False where it has none."""
+        """Whether the task consumed all samples of the partition.
+
+        False where it has none, and where it expects more samples than were made.
+        """
         return self._portal.run(
             self._core.check_consumption_status(task_name, partition_id, timeout=timeout)
         )
@@ -377,6 +571,65 @@ class Client:
         return await self._portal.arun(
             self._core.check_consumption_status(task_name, partition_id, timeout=timeout)
         )
+
+    def reset_consumption(
+        self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
+    ) -> int:
+        """Let a task claim all samples again: consumed ones, those set aside, those held by others.
+
+        Consumers that hold samples lose their leases. Samples claimed while this runs stay so.
+
+        Args:
+            partition_id: where.
+            task_name: the task; None: all that ever claimed there.
+
+        Returns:
+            How many samples were given back, summed over tasks.
+
+        Raises:
+            PartitionNotFoundError
+        """
+        return self._portal.run(
+            self._core.reset_consumption(partition_id, task_name, timeout=timeout)
+        )
+
+    async def async_reset_consumption(
+        self, partition_id: str, task_name: str | None = None, *, timeout: float | None = None
+    ) -> int:
+        """Awaitable form of :meth:`reset_consumption`."""
+        return await self._portal.arun(
+            self._core.reset_consumption(partition_id, task_name, timeout=timeout)
+        )
+
+    def expect(self, partition_id: str, samples: int, *, timeout: float | None = None) -> None:
+        """Declare how many samples will be made in a partition, cleared ones counted too.
+
+        Its consumers are then told the end (:class:`EndOfStreamError`), or that a batch cannot be
+        filled any more; a put of more new samples is refused. May be declared before the first put,
+        and again with another number.
+
+        Raises:
+            InputError: ``samples`` is negative.
+            PartitionEndedError: more are made already, or the partition has ended.
+        """
+        return self._portal.run(self._core.expect(partition_id, samples, timeout=timeout))
+
+    async def async_expect(
+        self, partition_id: str, samples: int, *, timeout: float | None = None
+    ) -> None:
+        """Awaitable form of :meth:`expect`."""
+        return await self._portal.arun(self._core.expect(partition_id, samples, timeout=timeout))
+
+    def end_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
+        """Say that no more samples will be made in a partition. May be repeated.
+
+        Consumers get what there is, and are then told the end (:class:`EndOfStreamError`).
+        """
+        return self._portal.run(self._core.end_partition(partition_id, timeout=timeout))
+
+    async def async_end_partition(self, partition_id: str, *, timeout: float | None = None) -> None:
+        """Awaitable form of :meth:`end_partition`."""
+        return await self._portal.arun(self._core.end_partition(partition_id, timeout=timeout))
 
     def kv_put(
         self,
@@ -622,3 +875,80 @@ class Client:
         return await self._portal.arun(
             self._core.kv_retrieve_keys(global_indexes, partition_id, timeout=timeout)
         )
+
+    def save_checkpoint(
+        self,
+        checkpoint_dir: str | PathLike[str],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Write all partitions into a directory: samples with their bytes, keys, groups and tags,
+        consumption, draws, and what is expected. They are saved as they stood at one moment.
+
+        Others go on meanwhile: calls that write wait until the state of their partition is copied,
+        those that free or replace bytes until its bytes are. A save that dies holds them up for 5
+        seconds at most.
+
+        Args:
+            checkpoint_dir: its parent directory must exist. A checkpoint that is there is replaced
+                when the new one is complete; the disk needs room for both.
+            metadata: JSON values that :meth:`load_checkpoint` returns.
+            timeout: of the whole.
+
+        Raises:
+            InputError: ``metadata`` is not JSON.
+            CheckpointError: the disk refuses, or something else than a checkpoint is there; names
+                the file. A checkpoint that was there is as it was.
+            DataLostError: bytes are gone, with the store that kept them.
+            DeadlineError: it took longer than ``timeout``.
+        """
+        return self._portal.run(
+            self._core.save_checkpoint(checkpoint_dir, metadata=metadata, timeout=timeout)
+        )
+
+    async def async_save_checkpoint(
+        self,
+        checkpoint_dir: str | PathLike[str],
+        *,
+        metadata: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Awaitable form of :meth:`save_checkpoint`."""
+        return await self._portal.arun(
+            self._core.save_checkpoint(checkpoint_dir, metadata=metadata, timeout=timeout)
+        )
+
+    def load_checkpoint(
+        self, checkpoint_dir: str | PathLike[str], *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Put the partitions of a checkpoint in place of all that are there.
+
+        Samples keep their ids, so metadata that points to them works. Samples that a consumer held
+        with a lease are open again. Ids that are given out from now on are new. Settings are those
+        of this queue; the number of servers and stores, and the backend, may differ.
+
+        The checkpoint is checked, and stored beside the partitions that are there, before any of
+        these is touched: Redis and stores need room for both. Each partition is then replaced in
+        one step.
+
+        Args:
+            checkpoint_dir: as given to :meth:`save_checkpoint`.
+            timeout: of the whole.
+
+        Returns:
+            The metadata that was given when it was saved.
+
+        Raises:
+            CheckpointError: it is not there, not whole or changed; names the file. The partitions
+                are as they were.
+            StoreFullError, ServerFullError: there is no room. The partitions are as they were.
+            DeadlineError: it took longer than ``timeout``. The partitions are as they were.
+        """
+        return self._portal.run(self._core.load_checkpoint(checkpoint_dir, timeout=timeout))
+
+    async def async_load_checkpoint(
+        self, checkpoint_dir: str | PathLike[str], *, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Awaitable form of :meth:`load_checkpoint`."""
+        return await self._portal.arun(self._core.load_checkpoint(checkpoint_dir, timeout=timeout))

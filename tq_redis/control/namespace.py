@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
+from tq_redis.control import refusals
 from tq_redis.control.connection import RedisConnection
 from tq_redis.control.keys import Keys, decode, encode
 from tq_redis.control.packing import arguments
 from tq_redis.control.replies import Reply
 from tq_redis.control.replies import decode as decode_reply
 from tq_redis.control.scripts import Verb
+from tq_redis.control.shards import Connection
 from tq_redis.deadline import Deadline
 
 # Redis keeps a reply for its replay until the call has given up for sure.
@@ -23,43 +26,60 @@ R = TypeVar("R", bound=Reply)
 class Namespace:
     """The list of partitions, the counter of sample ids, and calls of verbs.
 
+    Each shard has a list and a counter for the partitions that live in it.
+
     Args:
-        connection: to the server that holds it.
+        connection: to the servers that hold it.
         name: one per training run.
         idle_ttl_s: lifetime of a partition that nobody writes to or claims from, in seconds.
     """
 
-    def __init__(self, connection: RedisConnection, name: str, idle_ttl_s: int) -> None:
+    def __init__(self, connection: Connection, name: str, idle_ttl_s: int) -> None:
         self.connection = connection
         self.keys = Keys(name)
         self._idle_ttl_s = idle_ttl_s
-        self._prolonged = Deadline(0)
+        self._prolonged: dict[RedisConnection, Deadline] = {}
 
     async def reserve(self, partition: str, count: int, deadline: Deadline) -> int:
         """Draw ``count`` consecutive sample ids and return the first. Ids are never reused."""
-        last, *_ = await self.connection.commands(
+        last, *_ = await self._shard(partition).commands(
             ("INCRBY", self.keys.next_sample, count), *self._listing(partition), deadline=deadline
         )
         return int(last) - count + 1
 
     async def partitions(self, deadline: Deadline) -> list[str]:
         """Names of the partitions, sorted."""
-        names = await self.connection.command("SMEMBERS", self.keys.partitions, deadline=deadline)
-        listed = sorted(decode(name.decode()) for name in names)
-        existing = await self.connection.commands(
+        shards = self.connection.shards
+        found = await asyncio.gather(*(self._partitions_of(shard, deadline) for shard in shards))
+        return sorted(name for names in found for name in names)
+
+    async def keep_alive(self, deadline: Deadline) -> None:
+        """Prolong the lifetime of the keys that belong to the namespace as a whole."""
+        await asyncio.gather(*(self._prolong(shard, deadline) for shard in self.connection.shards))
+
+    async def _partitions_of(self, shard: RedisConnection, deadline: Deadline) -> list[str]:
+        names = await shard.command("SMEMBERS", self.keys.partitions, deadline=deadline)
+        listed = [decode(name.decode()) for name in names]
+        existing = await shard.commands(
             *(("EXISTS", self.keys.summary(name)) for name in listed), deadline=deadline
         )
         return [name for name, found in zip(listed, existing, strict=True) if found]
 
-    async def keep_alive(self, deadline: Deadline) -> None:
-        """Prolong the lifetime of the keys that belong to the namespace as a whole."""
-        await self.connection.commands(*self._lifetimes(), deadline=deadline)
+    def _shard(self, partition: str) -> RedisConnection:
+        return self.connection.shard_of(self.keys.summary(partition))
+
+    async def _prolong(self, shard: RedisConnection, deadline: Deadline) -> None:
+        # Every process that writes or claims does this once in a quarter of idle_ttl, so that what
+        # is left of twice idle_ttl is always more than any partition has.
+        self._prolonged[shard] = Deadline(self._idle_ttl_s / 4)
+        await shard.commands(*self._lifetimes(), deadline=deadline)
 
     async def _list(self, partition: str, deadline: Deadline) -> None:
-        await self.connection.commands(*self._listing(partition), deadline=deadline)
+        shard = self._shard(partition)
+        await shard.commands(*self._listing(partition), deadline=deadline)
 
     async def _unlist(self, partition: str, deadline: Deadline) -> None:
-        _, made_again = await self.connection.commands(
+        _, made_again = await self._shard(partition).commands(
             ("SREM", self.keys.partitions, encode(partition)),
             ("EXISTS", self.keys.summary(partition)),
             deadline=deadline,
@@ -71,9 +91,6 @@ class Namespace:
         return [("SADD", self.keys.partitions, encode(partition)), *self._lifetimes()]
 
     def _lifetimes(self) -> list[tuple[Any, ...]]:
-        # Every process that writes or claims does this once in a quarter of idle_ttl, so that what
-        # is left of twice idle_ttl is always more than any partition has.
-        self._prolonged = Deadline(self._idle_ttl_s / 4)
         return [
             ("EXPIRE", name, 2 * self._idle_ttl_s)
             for name in (self.keys.next_sample, self.keys.partitions)
@@ -98,13 +115,32 @@ class Namespace:
         values: Mapping[str, Any],
         kind: type[R],
         deadline: Deadline,
+        *,
+        request: str | None = None,
     ) -> R:
         """Run a verb that writes. The request id makes Redis answer a repeated one as before."""
-        if self._prolonged.passed:
-            await self.keep_alive(deadline)
+        shard = self._shard(partition)
+        if shard not in self._prolonged or self._prolonged[shard].passed:
+            await self._prolong(shard, deadline)
         once = {
-            "request": uuid.uuid4().hex,
+            "request": request or uuid.uuid4().hex,
             "request_ttl": int(deadline.remaining) + _REPLAY_GRACE_S,
             "idle_ttl": self._idle_ttl_s,
         }
-        return await self._run(verb, partition, {**values, **once}, kind, deadline)
+        while True:
+            reply = await self._run(verb, partition, {**values, **once}, kind, deadline)
+            if reply.frozen is None:
+                return reply
+            await self._thawed(partition, reply.frozen, deadline)
+
+    async def _thawed(self, partition: str, frozen: tuple[str, float], deadline: Deadline) -> None:
+        """Wait until a save lets calls go on that it had to hold up.
+
+        Raises:
+            DeadlineError: it did not in time.
+        """
+        if deadline.passed:
+            raise refusals.frozen(partition, deadline)
+        after, milliseconds = frozen
+        until = Deadline(min(deadline.remaining, milliseconds / 1000))
+        await self.connection.wait_for_event(self.keys.thaws(partition), after, until)

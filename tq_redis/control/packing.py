@@ -11,10 +11,12 @@ import numpy as np
 
 from tq_redis.control.keys import decode, encode
 from tq_redis.control.ranges import to_ranges
-from tq_redis.control.records import Rows, Run, Tags, Write
+from tq_redis.control.records import Rows, Run, State, Tags, Write
 from tq_redis.control.replies import DescribeReply, LocateReply
 from tq_redis.errors import InputError, shorten
 from tq_redis.metadata.schema import FieldSchema
+
+_STATES: dict[str, State] = {"-": "open", "l": "leased", "c": "consumed", "a": "aside"}
 
 
 def arguments(values: Mapping[str, Any]) -> bytes:
@@ -96,6 +98,11 @@ def tag_rows(columns: Iterable[tuple[str, list[str]]], count: int) -> list[dict[
     return tags
 
 
+def group_name(text: str) -> str | None:
+    """The group that a row is in, as a verb names it."""
+    return decode(text[1:]) if text else None
+
+
 def append_runs(where: dict[str, list[Run]], fields: Sequence[str], reply: LocateReply) -> None:
     """Add a page of locations to those that ``where`` has."""
     handles = dict(reply.blocks)
@@ -116,7 +123,8 @@ def append_rows(rows: Rows, reply: DescribeReply) -> None:
     rows.ids.extend(reply.ids)
     rows.keys.extend(key or None for key in reply.keys)
     rows.tags.extend(tag_rows(reply.tags, len(reply.ids)))
-    rows.consumed.extend(flag == "1" for flag in reply.consumed)
+    rows.states.extend(_STATES[letter] for letter in reply.states)
+    rows.groups.extend(map(group_name, reply.groups))
     for encoded, form, flags in reply.fields:
         if form:
             name = decode(encoded)

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from tq_redis.control import packing, refusals
-from tq_redis.control.blocks import BlockLists
-from tq_redis.control.keys import decode, encode, index_name
+from tq_redis.control.claims import ROWS_PER_PAGE, Claims
+from tq_redis.control.keys import decode, encode
 from tq_redis.control.ranges import from_ranges, to_ranges
-from tq_redis.control.records import Claimed, NotEnough, Rows, Run, Tags, Write, Written
+from tq_redis.control.records import Rows, Run, Tags, Write, Written
 from tq_redis.control.replies import (
-    ClaimReply,
     ClearPartitionReply,
     ClearSamplesReply,
     DescribeReply,
@@ -19,11 +18,11 @@ from tq_redis.control.replies import (
     ProduceReply,
     Reply,
 )
+from tq_redis.control.snapshots import Snapshots
 from tq_redis.deadline import Deadline
 
 # Cells (rows x fields) that one script handles: a few milliseconds of Redis's only thread.
 CELLS_PER_CALL = 8192
-ROWS_PER_PAGE = 2000
 
 
 def rows_per_put(fields: int) -> int:
@@ -34,7 +33,7 @@ def rows_per_put(fields: int) -> int:
     return max(1, CELLS_PER_CALL // (fields + 3))
 
 
-class ControlPlane(BlockLists):
+class ControlPlane(Claims, Snapshots):
     """The state of one namespace in Redis.
 
     Every call may raise the errors of :class:`RedisConnection`.
@@ -49,6 +48,7 @@ class ControlPlane(BlockLists):
             InputError: a row is named twice, or a tag is not JSON.
             PartitionNotFoundError, SampleNotFoundError: ``write.ids`` are not there.
             SchemaConflictError: a row has the field with another dtype.
+            PartitionEndedError: new rows where no more are to come.
         """
         arguments = packing.write_arguments(write)
         if write.ids is None:
@@ -56,6 +56,8 @@ class ControlPlane(BlockLists):
         reply = await self._mutate("produce", partition, arguments, ProduceReply, deadline)
         if reply.code == "conflict":
             raise refusals.conflict(partition, reply)
+        if reply.code in ("ended", "unexpected"):
+            raise refusals.no_more_samples(partition, reply)
         await self._check(reply, partition, deadline)
         if reply.created:
             # Listed before the call too, but a clear may have come in between.
@@ -78,49 +80,6 @@ class ControlPlane(BlockLists):
             arguments = {"ids": to_ranges(ids[page]), "tags": packing.tag_columns(tags[page])}
             reply = await self._mutate("set_tags", partition, arguments, Reply, deadline)
             await self._check(reply, partition, deadline)
-
-    # Claims
-
-    async def claim(
-        self,
-        partition: str,
-        task: str,
-        fields: Sequence[str],
-        count: int,
-        consumer: str,
-        deadline: Deadline,
-        *,
-        group_size: int = 0,
-    ) -> Claimed | NotEnough:
-        """Take ``count`` samples that have all ``fields`` and that ``task`` has not consumed.
-
-        With ``group_size``, ``count`` is a multiple of it, and that many samples of one group are
-        taken together.
-        """
-        arguments = {
-            "task": encode(task),
-            "fields": [encode(name) for name in fields],
-            "count": count,
-            "group_size": group_size,
-            "index": index_name(task, group_size, fields),
-            "consumer": consumer,
-            "build": max(1, CELLS_PER_CALL // (len(fields) + (3 if group_size else 2))),
-        }
-        reply = await self._mutate("claim", partition, arguments, ClaimReply, deadline)
-        while reply.code == "building":
-            reply = await self._mutate("claim", partition, arguments, ClaimReply, deadline)
-        if reply.code == "ok":
-            forms = map(packing.schema_from_json, reply.schema)
-            tags = packing.tag_rows(reply.tags, len(reply.ids))
-            return Claimed(reply.ids, dict(zip(fields, forms, strict=True)), tags)
-        return NotEnough(reply.code == "short", reply.ready, reply.groups, reply.event)
-
-    async def wait(self, partition: str, after: str, deadline: Deadline) -> None:
-        """Wait until something is put or cleared behind the event ``after``.
-
-        Returns without a reason now and then, and when the deadline passes.
-        """
-        await self.connection.wait_for_event(self.keys.events(partition), after, deadline)
 
     # Reading
 
@@ -157,18 +116,20 @@ class ControlPlane(BlockLists):
         keys: Sequence[str] | None = None,
         fields: Sequence[str] | None = None,
         task: str | None = None,
+        groups: bool = False,
     ) -> Rows:
         """What is known of rows: those named by ``ids`` or ``keys``, else all of the partition.
 
         Args:
             fields: the fields asked about; None: all.
             task: whose consumption is asked about.
+            groups: whether groups are asked about.
 
         Raises:
             PartitionNotFoundError
         """
-        rows = Rows([], [], [], {}, {}, [])
-        common: dict[str, Any] = {"cells": CELLS_PER_CALL}
+        rows = Rows([], [], [], {}, {}, [], [])
+        common: dict[str, Any] = {"cells": CELLS_PER_CALL, "groups": groups}
         if fields is not None:
             common["fields"] = [encode(name) for name in fields]
         if task is not None:
@@ -203,6 +164,10 @@ class ControlPlane(BlockLists):
             decode(name.decode()): packing.number_or_text(value.decode())
             for name, value in found.items()
         }
+
+    async def read(self, partition: str, *commands: Sequence[Any], deadline: Deadline) -> list[Any]:
+        """Replies of plain commands that read keys of a partition, in one round trip."""
+        return await self._shard(partition).commands(*commands, deadline=deadline)
 
     async def fields(self, partition: str, deadline: Deadline) -> list[str]:
         """Names of the partition's fields, sorted; empty where it does not exist."""

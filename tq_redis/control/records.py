@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from tq_redis.metadata.claim import Claim
 from tq_redis.metadata.schema import FieldSchema
 
 Tags = Mapping[str, Any]
+
+# What a task did with a sample. ``aside``: delivered too often and never acknowledged.
+State = Literal["open", "leased", "consumed", "aside"]
 
 # (handle, first row inside the block, number of rows)
 Run = tuple[str, int, int]
@@ -75,18 +79,49 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a consumer asks for.
+
+    Attributes:
+        task: who consumes.
+        fields: the fields that it reads.
+        count: how many samples.
+        group_size: samples of one group that are taken together; ``count`` is a multiple of it.
+            0: single samples.
+        lease_s: seconds after which the samples return unless they are acknowledged; None: they
+            are consumed at once.
+        max_deliveries: leased deliveries after which a sample is set aside.
+        draw: a name under which the claim is remembered: whoever asks for it again gets the same
+            samples. Of at most ``ROWS_PER_DRAW`` samples.
+        waiter: a name for this call while it waits, and how many seconds it will; None: it does
+            not.
+    """
+
+    task: str
+    fields: Sequence[str]
+    count: int
+    group_size: int = 0
+    lease_s: float | None = None
+    max_deliveries: int = 5
+    draw: str | None = None
+    waiter: tuple[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Claimed:
     """Samples that a task got.
 
     Attributes:
-        ids: sample ids, ascending, or group by group.
+        ids: sample ids, ascending, or group by group, or as a sampler chose them.
         schema: the form of each field asked for.
         tags: one dict per row.
+        claims: per row the claim that holds it, None where none does (there is no lease).
     """
 
     ids: list[int]
     schema: dict[str, FieldSchema]
     tags: list[dict[str, Any]]
+    claims: list[Claim | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +133,41 @@ class NotEnough:
         ready: samples that could be claimed; for a claim of groups, those that have one.
         groups: how many whole groups could be claimed.
         event: what to wait behind.
+        left: samples that the task can still get, those that others hold with a lease included;
+            None: nobody said how many will be made.
+        complete: all samples of the partition are made.
+        retry_s: seconds until a lease of the task runs out; None: there is none.
     """
 
     exists: bool
     ready: int
     groups: int
     event: str
+    left: int | None = None
+    complete: bool = False
+    retry_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Samples that a sampler chose and that another consumer got first. Nothing was claimed."""
+
+    ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Samples that a task could claim now, for a sampler to choose from.
+
+    Attributes:
+        ids: sample ids, ascending.
+        groups: the group of each, None where it has none.
+        tags: one dict per row.
+    """
+
+    ids: list[int]
+    groups: list[str | None]
+    tags: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +180,8 @@ class Rows:
         tags: one dict per row.
         schema: the fields that were asked about and that the partition has.
         produced: field -> one flag per row.
-        consumed: one flag per row, if a task was named.
+        states: what the task that was named did with each row.
+        groups: the group of each row, None where it has none; if they were asked for.
     """
 
     ids: list[int]
@@ -124,7 +189,8 @@ class Rows:
     tags: list[dict[str, Any]]
     schema: dict[str, FieldSchema]
     produced: dict[str, list[bool]]
-    consumed: list[bool]
+    states: list[State]
+    groups: list[str | None]
 
     def common_fields(self) -> list[str]:
         """Fields that every row has, sorted."""

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tq_redis.control.keys import decode
-from tq_redis.control.replies import ProduceReply
+from tq_redis.control.replies import ExpectReply, ProduceReply
+from tq_redis.deadline import Deadline
 from tq_redis.errors import (
+    DeadlineError,
     FieldNotFoundError,
+    LeaseLostError,
     NotReadyError,
+    PartitionEndedError,
     PartitionNotFoundError,
     SampleNotFoundError,
     SchemaConflictError,
@@ -22,6 +26,17 @@ def no_partition(partition: str, known: Iterable[str]) -> PartitionNotFoundError
     return PartitionNotFoundError(
         f"Partition {partition!r} does not exist. {nearest(partition, known)}",
         partition=partition,
+    )
+
+
+def frozen(partition: str, deadline: Deadline) -> DeadlineError:
+    """A save held the partition still for longer than the call could wait."""
+    return DeadlineError(
+        f"A checkpoint of partition {partition!r} is being saved, and the call could not go on "
+        f"within its deadline of {deadline.seconds:g} s. Nothing was written; retry, with a "
+        f"longer timeout.",
+        partition=partition,
+        deadline=deadline.seconds,
     )
 
 
@@ -65,4 +80,40 @@ def conflict(partition: str, reply: ProduceReply) -> SchemaConflictError:
         partition=partition,
         fields=[name],
         rows=reply.ids,
+    )
+
+
+def no_more_samples(partition: str, reply: ProduceReply) -> PartitionEndedError:
+    """New rows where no more are to come."""
+    if reply.code == "ended":
+        return PartitionEndedError(
+            f"Partition {partition!r} has ended with {reply.made} samples made; it takes no new "
+            f"ones. Put into another partition, or end it later.",
+            partition=partition,
+        )
+    return PartitionEndedError(
+        f"Partition {partition!r} expects {reply.expected} samples in all and {reply.made} are "
+        f"made; {reply.more} more are too many. Declare more with expect() first.",
+        partition=partition,
+    )
+
+
+def cannot_expect(partition: str, samples: int | None, reply: ExpectReply) -> PartitionEndedError:
+    """A declaration that what exists contradicts."""
+    why = "it has ended" if reply.code == "ended" else "that is fewer"
+    return PartitionEndedError(
+        f"Partition {partition!r} cannot expect {samples} samples: {reply.made} are made, "
+        f"and {why}.",
+        partition=partition,
+    )
+
+
+def lease_lost(partition: str, task: str, rows: Sequence[int]) -> LeaseLostError:
+    """The claim holds the rows no longer."""
+    return LeaseLostError(
+        f"Samples {shorten(rows)} of partition {partition!r} are no longer held for task {task!r}: "
+        f"the lease ran out, or consumption was reset. Other consumers may have got them; drop "
+        f"the work on them, and take a longer lease or renew it.",
+        partition=partition,
+        rows=rows,
     )

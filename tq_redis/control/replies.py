@@ -12,10 +12,13 @@ class Reply(msgspec.Struct, frozen=True):
 
     Attributes:
         ids: for a refusal, the rows concerned.
+        frozen: a save holds the partition still: the entry of its stream ``thaws`` to wait behind,
+            and milliseconds after which the hold ends in any case.
     """
 
     code: str
     ids: list[int] = []
+    frozen: tuple[str, float] | None = None
 
 
 class ProduceReply(Reply, frozen=True):
@@ -26,14 +29,54 @@ class ProduceReply(Reply, frozen=True):
     field: str = ""
     old: str = ""
     new: str = ""
+    made: int = 0
+    expected: int = 0
+    more: int = 0
 
 
-class ClaimReply(Reply, frozen=True):
-    schema: list[str] = []
-    tags: list[tuple[str, list[str]]] = []
+class AsideReply(Reply, frozen=True):
+    """``aside``: rows that the call has set aside."""
+
+    aside: list[int] = []
+
+
+class ShortReply(AsideReply, frozen=True):
+    """``left`` and ``retry`` are -1 where nothing is known or there is nothing."""
+
     ready: int = 0
     groups: int = 0
     event: str = "0-0"
+    left: int = -1
+    complete: bool = False
+    retry: int = -1
+
+
+class ClaimReply(ShortReply, frozen=True):
+    claim: int = 0
+    schema: list[str] = []
+    tags: list[tuple[str, list[str]]] = []
+
+
+class ListReadyReply(ShortReply, frozen=True):
+    tags: list[tuple[str, list[str]]] = []
+    more: bool = False
+    group_of: list[str] = []
+
+
+class RenewReply(Reply, frozen=True):
+    lease: int = 0
+
+
+class ResetReply(Reply, frozen=True):
+    after: int = 0
+    upto: int = 0
+    done: bool = False
+    rows: int = 0
+
+
+class ExpectReply(Reply, frozen=True):
+    created: bool = False
+    made: int = 0
 
 
 class LocateReply(Reply, frozen=True):
@@ -46,7 +89,8 @@ class DescribeReply(Reply, frozen=True):
     keys: list[str] = []
     tags: list[tuple[str, list[str]]] = []
     fields: list[tuple[str, str, str]] = []
-    consumed: str = ""
+    states: str = ""
+    groups: list[str] = []
     more: bool = False
 
 
@@ -57,6 +101,18 @@ class ClearSamplesReply(Reply, frozen=True):
 
 
 class ClearPartitionReply(Reply, frozen=True):
+    trash: list[str] = []
+
+
+class SnapshotReply(Reply, frozen=True):
+    """``items`` stay packed: they go into a file as they are."""
+
+    keys: list[tuple[str, str]] = []
+    cursor: str = "0"
+    items: msgspec.Raw = msgspec.Raw(b"\x90")
+
+
+class ActivateReply(Reply, frozen=True):
     trash: list[str] = []
 
 

@@ -11,17 +11,28 @@ from typing import Literal
 Verb = Literal[
     "produce",
     "claim",
+    "list_ready",
+    "ack",
+    "release",
+    "renew",
+    "cancel",
+    "reset_consumption",
+    "expect",
     "locate",
     "describe",
     "set_tags",
     "clear_samples",
     "clear_partition",
+    "freeze",
+    "snapshot",
+    "stage",
+    "activate",
     "swap_owner",
 ]
 
 
 # Put in front of every verb, in this order: each uses what stands before it.
-LIBRARY = ("prelude", "cells", "ready", "lifetime")
+LIBRARY = ("prelude", "cells", "ready", "lifetime", "trash", "claims")
 
 
 @dataclass(frozen=True, slots=True)

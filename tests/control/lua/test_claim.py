@@ -4,7 +4,8 @@ import uuid
 
 import pytest
 
-from tests.control.build import handle, soon, write
+from tests.control import build
+from tests.control.build import claimed, handle, soon, write
 from tests.control.state import Admin, Partition, dump
 from tq_redis.control.keys import index_name
 from tq_redis.control.packing import arguments
@@ -20,13 +21,13 @@ async def claim(
     plane: ControlPlane, count: int, *, task: str = "t", fields: str = "x", group_size: int = 0
 ) -> list[int] | NotEnough:
     """Ids of a claim of the fields named by one letter each."""
-    found = await plane.claim("p", task, list(fields), count, "me", soon(), group_size=group_size)
+    found = await build.claim(plane, count, task=task, fields=fields, group_size=group_size)
     return found.ids if isinstance(found, Claimed) else found
 
 
 async def ready(plane: ControlPlane, *, fields: str = "x", group_size: int = 0) -> tuple[int, int]:
     """Samples and groups that could be claimed."""
-    found = await claim(plane, 8000, fields=fields, group_size=group_size)
+    found = await claim(plane, 2000, fields=fields, group_size=group_size)
     assert isinstance(found, NotEnough)
     return found.ready, found.groups
 
@@ -47,23 +48,22 @@ async def test_every_task_gets_every_sample(plane: ControlPlane) -> None:
     for task in ("actor", "critic"):
         assert await claim(plane, 4, task=task) == ids
     rows = await plane.describe("p", soon(), fields=(), task="actor")
-    assert rows.consumed == [True] * 4
+    assert rows.states == ["consumed"] * 4
 
 
 async def test_the_consumer_is_on_record(plane: ControlPlane, admin: Admin) -> None:
     await plane.produce("p", write(2, ["x"]), soon())
-    await plane.claim("p", "t", ["x"], 1, "host:1", soon())
-    await plane.claim("p", "t", ["x"], 1, "host:2", soon())
+    await claimed(plane, 1, consumer="host:1")
+    await claimed(plane, 1, consumer="host:2")
     taken = admin.hgetall(f"{plane.keys.summary('p')}:task:t")
-    assert taken == {"1": "host:1", "2": "host:2"}
+    assert taken == {"1": "consumed:1:host%3A1", "2": "consumed:2:host%3A2"}
 
 
 async def test_a_claim_says_what_the_rows_are(plane: ControlPlane) -> None:
     form = {"y": FieldSchema("jagged", "int64", (-1,)), "x": FieldSchema("object")}
     put = write(2, ["y", "x"], tags=[{"a": 1}, {"b": {"c": [None]}}])
     await plane.produce("p", Write(2, blocks=put.blocks, schema=form, tags=put.tags), soon())
-    found = await plane.claim("p", "t", ["y", "x"], 2, "me", soon())
-    assert isinstance(found, Claimed)
+    found = await claimed(plane, 2, fields="yx")
     assert found.schema == form
     assert found.tags == [{"a": 1}, {"b": {"c": [None]}}]
 
@@ -109,14 +109,14 @@ async def test_indexes_of_one_task_do_not_undo_each_other(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two consumers that ask differently, on a partition that takes many steps to index."""
-    monkeypatch.setattr("tq_redis.control.plane.CELLS_PER_CALL", 6)
+    monkeypatch.setattr("tq_redis.control.claims._CELLS_PER_BUILD", 6)
     ids = (await plane.produce("p", write(20, ["x", "y"]), soon())).ids
     done: set[str] = set()
     for number in range(10):
         for field in ("x", "y"):
             values = step_of_a_claim(field, request=f"{field}{number}")
             raw = await plane.connection.run("claim", plane.keys.summary("p"), values, soon())
-            if decode(raw, ClaimReply).code != "building":
+            if decode(raw, ClaimReply).code != "again":
                 done.add(field)
     assert done == {"x", "y"}
     assert await claim(plane, 20) == ids
@@ -132,6 +132,9 @@ def step_of_a_claim(field: str, request: str, group_size: int = 0) -> bytes:
             "task": "t",
             "fields": [field],
             "count": 8000,
+            "need": 8000,
+            "lease": 0,
+            "limit": 5,
             "group_size": group_size,
             "index": index_name("t", group_size, [field]),
             "consumer": "me",
@@ -155,10 +158,10 @@ async def test_rows_may_change_while_an_index_is_built(
         return decode(raw, ClaimReply).code
 
     ids, late = await put(10, "x"), await put(2, "y")
-    assert await step(1) == "building"
+    assert await step(1) == "again"
     await plane.clear_samples("p", [ids[1], ids[8]], soon())
     await plane.produce("p", write(2, ["x"], ids=late), soon())
-    assert await step(2) == "building"
+    assert await step(2) == "again"
     more = await put(3, "x")
     await plane.produce("p", write(1, ["x"], ids=ids[:1]), soon())
     codes = [await step(number) for number in range(3, 8)]
@@ -171,7 +174,7 @@ async def test_rows_may_change_while_an_index_is_built(
 async def test_an_index_in_many_steps(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, group_size: int
 ) -> None:
-    monkeypatch.setattr("tq_redis.control.plane.CELLS_PER_CALL", 12)
+    monkeypatch.setattr("tq_redis.control.claims._CELLS_PER_BUILD", 12)
     groups = [f"g{i % 5}" for i in range(20)]
     await plane.produce("p", write(20, ["x"], groups=groups), soon())
     got = await claim(plane, 20, group_size=group_size)

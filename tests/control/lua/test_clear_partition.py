@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.control.build import block, handle, soon, write
+from tests.control.build import block, claim, handle, soon, write
 from tests.control.state import Admin, dump
 from tq_redis.control.packing import arguments
 from tq_redis.control.plane import ControlPlane
@@ -20,8 +20,8 @@ async def fill(plane: ControlPlane, partition: str) -> tuple[list[int], set[str]
     ids = (await plane.produce(partition, put, soon())).ids
     again = write(4, ["x", "y"], ids=ids)
     assert (await plane.produce(partition, again, soon())).freed == [handle(put)]
-    await plane.claim(partition, "t", ["x"], 1, "me", soon())
-    await plane.claim(partition, "t", ["x"], 2, "me", soon(), group_size=2)
+    await claim(plane, 1, partition=partition)
+    await claim(plane, 2, partition=partition, group_size=2)
     return ids, {handle(put), handle(again)}
 
 

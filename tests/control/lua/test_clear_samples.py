@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.control.build import block, handle, soon, write
+from tests.control.build import block, claim, handle, soon, write
 from tests.control.state import Admin, dump
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.records import BlockEntry, Claimed, NotEnough, Write
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio
 async def test_everything_about_the_rows_is_forgotten(plane: ControlPlane, admin: Admin) -> None:
     put = write(4, ["x", "y"], keys=list("abcd"), groups=["g", "g", "h", "h"], tags=[{"t": 1}] * 4)
     ids = (await plane.produce("p", put, soon())).ids
-    await plane.claim("p", "t", ["x"], 3, "me", soon())
+    await claim(plane, 3)
     assert await plane.clear_samples("p", ids, soon()) == [handle(put)]
     left = dump(admin, plane.keys.namespace)
     assert not [key for key in left if any(part in key for part in (":task:", ":ready:", ":tag:"))]
@@ -71,7 +71,7 @@ async def test_parts_of_groups(plane: ControlPlane, cleared: list[int]) -> None:
     """A group that lost a row cannot be claimed; one that lost a spare row still can."""
     groups = ["g"] * 3 + ["h"] * 5
     ids = (await plane.produce("p", write(8, ["x"], groups=groups), soon())).ids
-    assert isinstance(await plane.claim("p", "t", ["x"], 99, "me", soon(), group_size=3), NotEnough)
+    assert isinstance(await claim(plane, 99, group_size=3), NotEnough)
     await plane.clear_samples("p", [ids[i] for i in cleared], soon())
     left = [i for i in range(8) if i not in cleared]
     whole = [
@@ -80,21 +80,21 @@ async def test_parts_of_groups(plane: ControlPlane, cleared: list[int]) -> None:
         for i in members[:3]
         if len(members) >= 3
     ]
-    found = await plane.claim("p", "t", ["x"], max(3, len(whole)), "me", soon(), group_size=3)
+    found = await claim(plane, max(3, len(whole)), group_size=3)
     assert (found.ids if isinstance(found, Claimed) else []) == whole
     more = await plane.produce("p", write(3, ["x"], groups=["g"] * 3), soon())
-    found = await plane.claim("p", "t", ["x"], 3, "me", soon(), group_size=3)
+    found = await claim(plane, 3, group_size=3)
     assert isinstance(found, Claimed)
     assert set(found.ids) & set(more.ids)
 
 
 async def test_consumed_and_ready_rows(plane: ControlPlane) -> None:
     ids = (await plane.produce("p", write(6, ["x"]), soon())).ids
-    await plane.claim("p", "t", ["x"], 2, "me", soon())
+    await claim(plane, 2)
     await plane.clear_samples("p", ids[1:4], soon())
     summary = await plane.summary("p", soon())
     assert (summary["samples"], summary["consumed:t"]) == (3, 1)
-    found = await plane.claim("p", "t", ["x"], 2, "me", soon())
+    found = await claim(plane, 2)
     assert isinstance(found, Claimed)
     assert found.ids == ids[4:]
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.control.build import soon, write
+from tests.control.build import claim, soon, write
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.records import Rows, Write
 from tq_redis.errors import PartitionNotFoundError
@@ -25,7 +25,7 @@ async def test_all_rows_by_page(plane: ControlPlane, small_pages: None) -> None:
     ids = (await plane.produce("p", write(7, ["x"], keys=list("abcdefg")), soon())).ids
     await plane.produce("p", write(2, ["y"], ids=ids[5:]), soon())
     await plane.set_tags("p", ids[3:4], [{"t": 1}], soon())
-    await plane.claim("p", "t", ["x"], 2, "me", soon())
+    await claim(plane, 2)
     rows = await plane.describe("p", soon(), task="t")
     assert rows == Rows(
         ids=ids,
@@ -33,7 +33,8 @@ async def test_all_rows_by_page(plane: ControlPlane, small_pages: None) -> None:
         tags=[{}, {}, {}, {"t": 1}, {}, {}, {}],
         schema={"x": DENSE, "y": DENSE},
         produced={"x": [True] * 7, "y": [False] * 5 + [True] * 2},
-        consumed=[True] * 2 + [False] * 5,
+        states=["consumed", "consumed", "open", "open", "open", "open", "open"],
+        groups=[],
     )
     assert rows.common_fields() == ["x"]
 
@@ -81,7 +82,7 @@ async def test_only_the_fields_asked_for(plane: ControlPlane) -> None:
 async def test_samples_without_key_or_field(plane: ControlPlane) -> None:
     await plane.produce("p", Write(2), soon())
     rows = await plane.describe("p", soon(), task="t")
-    assert rows == Rows([1, 2], [None, None], [{}, {}], {}, {}, [False, False])
+    assert rows == Rows([1, 2], [None, None], [{}, {}], {}, {}, ["open"] * 2, [])
 
 
 async def test_a_field_that_appears_between_two_pages(
@@ -136,3 +137,13 @@ async def test_a_partition_that_does_not_exist(plane: ControlPlane) -> None:
     for select in ({}, {"ids": [1]}, {"keys": ["k"]}):
         with pytest.raises(PartitionNotFoundError, match="Did you mean 'train_1'"):
             await plane.describe("train1", soon(), **select)  # type: ignore[arg-type]
+
+
+async def test_groups_and_states(plane: ControlPlane) -> None:
+    await plane.produce("p", write(2, ["x"], groups=["", "b:="]), soon())
+    await plane.produce("p", write(2, ["x"]), soon())
+    await claim(plane, 1)
+    await claim(plane, 1, lease_s=60.0)
+    rows = await plane.describe("p", soon(), fields=(), task="t", groups=True)
+    assert rows.groups == ["", "b:=", None, None]
+    assert rows.states == ["consumed", "leased", "open", "open"]

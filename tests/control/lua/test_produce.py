@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.control.build import BLOCK_BYTES, block, handle, soon, write
+from tests.control.build import BLOCK_BYTES, block, claim, handle, soon, write
 from tests.control.state import Admin, Partition, dump
 from tq_redis.control.packing import arguments, write_arguments
 from tq_redis.control.plane import CELLS_PER_CALL, ControlPlane
@@ -167,7 +167,7 @@ async def test_one_put_adds_to_known_keys_and_makes_new_ones(plane: ControlPlane
     assert written.ids == [c, a, d]
     assert rows.tags == [{"t": 2, "u": 1}, {}, {"t": 3}, {}]
     assert rows.produced == {"x": [True] * 4, "y": [True, True, False, False]}
-    found = await plane.claim("p", "t", ["x"], 4, "me", soon(), group_size=2)
+    found = await claim(plane, 4, group_size=2)
     assert not isinstance(found, NotEnough)
     assert found.ids == [a, b, c, d]
     assert (await plane.summary("p", soon()))["samples"] == 4
@@ -180,12 +180,12 @@ async def test_blocks_may_hold_parts_of_the_rows_and_of_the_fields(plane: Contro
         block(5, ["y", "z"]),
     ]
     schema = {name: FieldSchema("dense", "float32", ()) for name in "xyz"}
-    assert isinstance(await plane.claim("p", "t", ["x", "z"], 1, "me", soon()), NotEnough)
+    assert isinstance(await claim(plane, 1, fields=["x", "z"]), NotEnough)
     ids = (await plane.produce("p", Write(5, blocks=blocks, schema=schema), soon())).ids
     where = await plane.locate("p", ids, ["x", "y", "z"], soon())
     assert where["x"] == [(blocks[0].handle, 0, 3), (blocks[1].handle, 0, 2)]
     assert where["y"] == where["z"] == [(blocks[2].handle, 0, 5)]
-    found = await plane.claim("p", "t", ["x", "z"], 5, "me", soon())
+    found = await claim(plane, 5, fields=["x", "z"])
     assert not isinstance(found, NotEnough)
 
 
@@ -195,7 +195,7 @@ async def test_rows_become_ready_with_their_last_field(
     plane: ControlPlane, order: tuple[str, str], group_size: int
 ) -> None:
     async def ready() -> int:
-        found = await plane.claim("p", "t", ["x", "y"], 100, "me", soon(), group_size=group_size)
+        found = await claim(plane, 100, fields=["x", "y"], group_size=group_size)
         assert isinstance(found, NotEnough)
         return found.ready
 
@@ -222,10 +222,10 @@ async def test_rows_that_arrive_behind_an_index_in_construction(plane: ControlPl
 
     first = await plane.reserve("p", 12, soon())
     await produce_at(first + 4)
-    assert isinstance(await plane.claim("p", "t", ["x"], 100, "me", soon()), NotEnough)
+    assert isinstance(await claim(plane, 100), NotEnough)
     await produce_at(first + 8)
     await produce_at(first)
-    found = await plane.claim("p", "t", ["x"], 12, "me", soon())
+    found = await claim(plane, 12)
     assert not isinstance(found, NotEnough)
     assert found.ids == list(range(first, first + 12))
 

@@ -4,7 +4,7 @@
 --          drop: where rows have many, it clears the first few rows only)
 -- Returns  code ok: freed (handles to free), cleared (rows that were there), done (how many of the
 --          rows named were dealt with)
-local replayed = replay()
+local replayed = replay('frees')
 if replayed then
   return replayed
 end
@@ -16,7 +16,7 @@ local fields, known = redis.call('HKEYS', key('schema')), indexes()
 local tags = redis.call('SMEMBERS', key('tagnames'))
 local columns = 3 + #fields + #tags
 for _ in pairs(known) do
-  columns = columns + 2
+  columns = columns + 4
 end
 head(asked, math.max(1, math.floor(args.cells / columns)))
 local ids = known_and_unknown(asked)
@@ -35,10 +35,8 @@ for name, index in pairs(known) do
   tasks[index.task] = true
 end
 for task in pairs(tasks) do
-  local taken = call('HDEL', key('task', task), ids)
-  if taken > 0 then
-    redis.call('HINCRBY', P, 'consumed:' .. task, -taken)
-  end
+  drop_records(task, ids)
+  call('HDEL', key('deliveries', task), ids)
 end
 for _, name in ipairs(tags) do
   call('HDEL', key('tag', name), ids)

@@ -1,10 +1,11 @@
 -- What is known of rows, named by id, by user key, or page by page. Read only.
 -- ARGV     cells (how many one call may look at: with many fields it answers for fewer rows)
 --          one of: ids (ranges) | keys | after (the next rows by id, for listing)
---          fields (optional; without it every field), task (optional: consumption wanted)
+--          fields (optional; without it every field), task (optional: consumption wanted),
+--          groups (true: they are wanted)
 -- Returns  code ok: ids (0 for an unknown key), keys ('' where a row has none), tags ({name, JSON
 --          or '' per row}, ...), fields ({name, schema JSON, string of 1 and 0 per row}, ...),
---          consumed (likewise). Of rows named in the call the first #ids; more (rows are left)
+--          states (per row the first letter of leased, consumed or aside, else -), groups ('=<group>', or ''). Of rows named in the call the first #ids; more (rows are left)
 --          code no_partition
 if not partition_exists() then
   return cmsgpack.pack({ code = 'no_partition' })
@@ -37,6 +38,22 @@ local function bits(values)
   return table.concat(values)
 end
 
+local function states_of(task)
+  local states = lookup('HMGET', key('task', task), ids)
+  for i = 1, #ids do
+    states[i] = states[i] and string.sub(states[i], 1, 1) or '-'
+  end
+  return table.concat(states)
+end
+
+local function groups_of()
+  local groups = lookup('HMGET', key('group'), ids)
+  for i = 1, #ids do
+    groups[i] = groups[i] and '=' .. groups[i] or ''
+  end
+  return groups
+end
+
 local fields = {}
 for i, name in ipairs(names) do
   local schema = redis.call('HGET', key('schema'), name)
@@ -53,5 +70,6 @@ return cmsgpack.pack({
   keys = keys,
   tags = tags_of(ids),
   fields = fields,
-  consumed = args.task and bits(lookup('HMGET', key('task', args.task), ids)) or '',
+  states = args.task and states_of(args.task) or '',
+  groups = args.groups and groups_of() or {},
 })

@@ -7,7 +7,8 @@
 --          schema: {field, JSON, field, JSON, ...}
 --          tags: {{name, JSON per row...}}; an empty string leaves that row's tag as it is
 -- Returns  code ok: ids (ranges), freed (handles to free), created (the partition is new)
---          code no_partition | unknown (ids) | conflict (field, old, new, ids): nothing was written
+--          nothing was written: code no_partition | unknown (ids) | conflict (field, old, new, ids)
+--          | ended (made) | unexpected (made, expected, more): no such new rows are to come
 local replayed = replay()
 if replayed then
   return replayed
@@ -38,6 +39,15 @@ else
   end
 end
 local all_fresh = #fresh == #ids
+if #fresh > 0 then
+  local made, expected, ended = unpack(redis.call('HMGET', P, 'made', 'expected', 'ended'))
+  made, expected = tonumber(made or 0), tonumber(expected or nil)
+  if ended then
+    return refuse('ended', {}, { made = made })
+  elseif expected and made + #fresh > expected then
+    return refuse('unexpected', {}, { made = made, expected = expected, more = #fresh })
+  end
+end
 
 -- 2. May the columns be written? `replaced` are the locators that they replace.
 local replaced = {}
@@ -70,12 +80,16 @@ if not all_fresh then
     end
   end
 end
+local waiting = any_cell(replaced) and frozen('frees')
+if waiting then
+  return waiting
+end
 
 -- 3. Register new rows. From here on the script writes; what Redis refuses when its memory is full
 --    comes first, so that it refuses the whole.
 local created = not partition_exists()
 if created then
-  redis.call('HSET', P, 'samples', 0, 'bytes', 0, 'generation', args.first, 'created_at', seconds())
+  create(args.first)
 end
 if #fresh > 0 then
   local new, keys, key_of, group = {}, {}, {}, {}
@@ -95,6 +109,7 @@ if #fresh > 0 then
   call('HSET', key('key_of'), key_of)
   call('HSET', key('group'), group)
   redis.call('HINCRBY', P, 'samples', #fresh)
+  redis.call('HINCRBY', P, 'made', #fresh)
 end
 
 -- 4. Columns: locators (the same for all fields of a block), live cells, counters.
@@ -144,17 +159,5 @@ end
 
 event('put', 'rows', #ids)
 touch()
-local ranges, expected = {}, nil
-for _, id in ipairs(all_fresh and {} or ids) do
-  local number = tonumber(id)
-  if number == expected then
-    ranges[#ranges] = ranges[#ranges] + 1
-  else
-    ranges[#ranges + 1], ranges[#ranges + 2] = number, 1
-  end
-  expected = number + 1
-end
-if all_fresh then
-  ranges = { args.first, args.count }
-end
+local ranges = all_fresh and { args.first, args.count } or to_ranges(ids)
 return finish({ code = 'ok', created = created, ids = ranges, freed = to_free() })

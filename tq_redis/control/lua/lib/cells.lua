@@ -14,6 +14,18 @@ local function block_of(locator)
   return number
 end
 
+-- Whether one of the cells, {{locator or false, ...}, how many}, ..., is there.
+local function any_cell(lists)
+  for _, list in ipairs(lists) do
+    for i = 1, list[2] do
+      if list[1][i] then
+        return true
+      end
+    end
+  end
+  return false
+end
+
 -- Cells with these locators are no longer used. Blocks without a used cell go to `freed`, where
 -- they stay until a client has freed the bytes, so that a crash in between loses no memory.
 local freed = {}

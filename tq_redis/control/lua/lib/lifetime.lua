@@ -4,14 +4,16 @@
 local function partition_keys()
   local names = { P }
   for _, suffix in ipairs({ 'samples', 'schema', 'blocks', 'live', 'freed', 'indexes', 'group',
-      'keys', 'key_of', 'tagnames', 'events' }) do
+      'keys', 'key_of', 'tagnames', 'events', 'waiters', 'frozen', 'thaws' }) do
     names[#names + 1] = key(suffix)
   end
   for _, field in ipairs(redis.call('HKEYS', key('schema'))) do
     names[#names + 1] = key('field', field)
   end
   for name, index in pairs(indexes()) do
-    names[#names + 1] = key('task', index.task)
+    for _, suffix in ipairs({ 'task', 'claims', 'leases', 'deliveries', 'draws' }) do
+      names[#names + 1] = key(suffix, index.task)
+    end
     names[#names + 1] = key('ready', name)
     if index.group_size > 0 then
       names[#names + 1] = key('ready', name, 'count')

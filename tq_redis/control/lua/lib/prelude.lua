@@ -28,6 +28,21 @@ local function expand(ranges)
   return ids
 end
 
+-- The inverse, for ids in any order: ascending neighbours become one range.
+local function to_ranges(ids)
+  local ranges, expected = {}, nil
+  for i = 1, #ids do
+    local id = tonumber(ids[i])
+    if id == expected then
+      ranges[#ranges] = ranges[#ranges] + 1
+    else
+      ranges[#ranges + 1], ranges[#ranges + 2] = id, 1
+    end
+    expected = id + 1
+  end
+  return ranges
+end
+
 -- call(command, name, {value, value, ...}) in chunks; the integer replies are added up.
 local function call(command, name, values)
   local total = 0
@@ -66,8 +81,22 @@ local function by_id(ids)
   return last_entries
 end
 
+local function seconds()
+  return tonumber(redis.call('TIME')[1])
+end
+
+local function milliseconds()
+  local time = redis.call('TIME')
+  return 1000 * time[1] + math.floor(time[2] / 1000)
+end
+
 local function partition_exists()
   return redis.call('EXISTS', P) == 1
+end
+
+-- `generation` is a sample id that was drawn for this, so no two partitions have the same.
+local function create(generation)
+  redis.call('HSET', P, 'samples', 0, 'bytes', 0, 'generation', generation, 'created_at', seconds())
 end
 
 -- The first `most` of `values`.
@@ -98,11 +127,7 @@ local function refuse(code, ids, more)
   return cmsgpack.pack(reply)
 end
 
-local function seconds()
-  return tonumber(redis.call('TIME')[1])
-end
-
--- `kind` is put, claim or clear. Waiters block on this stream.
+-- Waiters block on this stream; connection.py knows which kinds are no news to them.
 local function event(kind, ...)
   redis.call('XADD', key('events'), 'MAXLEN', '~', 256, '*', 'kind', kind, ...)
 end
@@ -112,9 +137,41 @@ local function last_event()
   return entries[1] and entries[1][1] or '0-0'
 end
 
--- The stored reply if this request ran before, else false.
-local function replay()
-  return redis.call('GET', key('req', args.request))
+-- While a save reads the partition (freeze.lua), what a verb that would write answers; else false.
+-- `frees`: it frees or replaces bytes, and so waits until the save has copied them.
+local function frozen(frees)
+  local level, ends = unpack(redis.call('HMGET', key('frozen'), 'level', 'ends'))
+  if level ~= 'all' and not (level == 'keep' and frees) then
+    return false
+  end
+  local left = tonumber(ends) - milliseconds()
+  if left <= 0 then
+    return false
+  end
+  local last = redis.call('XREVRANGE', key('thaws'), '+', '-', 'COUNT', 1)
+  return cmsgpack.pack({ code = 'frozen', frozen = { last[1] and last[1][1] or '0-0', left } })
+end
+
+-- Milliseconds on the clock that leases run by: it stands still while no verb may write.
+local function lease_clock()
+  local level, since, ends, paused =
+    unpack(redis.call('HMGET', key('frozen'), 'level', 'since', 'ends', 'paused'))
+  local now, pause = milliseconds(), tonumber(paused or 0)
+  if level == 'all' then
+    pause = pause + math.max(0, math.min(now, tonumber(ends)) - tonumber(since))
+  end
+  return now - pause
+end
+
+-- How every verb that writes opens: the stored reply if this request ran before, what it answers
+-- while the partition is frozen, or false: go on.
+local function replay(frees)
+  return redis.call('GET', key('req', args.request)) or frozen(frees)
+end
+
+-- Consumers go on when Redis's memory is full: it lets a script that has removed something go on.
+local function even_when_full()
+  redis.call('DEL', key('req', args.request))
 end
 
 -- Store the reply for a replay and return it.

@@ -2,12 +2,21 @@
 
 -- name -> {task, fields, group_size, built, done}. Rows up to the id `built` were looked at when the
 -- index was made, later ones are entered when they are written; nothing is claimed until it is done.
+local known_indexes
 local function indexes()
-  local found, flat = {}, redis.call('HGETALL', key('indexes'))
-  for i = 1, #flat, 2 do
-    found[flat[i]] = cjson.decode(flat[i + 1])
+  if not known_indexes then
+    local flat = redis.call('HGETALL', key('indexes'))
+    known_indexes = {}
+    for i = 1, #flat, 2 do
+      known_indexes[flat[i]] = cjson.decode(flat[i + 1])
+    end
   end
-  return found
+  return known_indexes
+end
+
+-- Another partition took the place of the one whose indexes were read.
+local function forget_indexes()
+  known_indexes = nil
 end
 
 -- Of `ids`, those that have all fields of the index and were not taken by its task.

@@ -1,0 +1,60 @@
+"""The command line, against a queue in use."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from click.testing import CliRunner, Result
+
+import tq_redis as tq
+from tests.conftest import WaitUntil
+from tq_redis.cli import main
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(main, list(words), env={"COLUMNS": "160"})
+
+
+def test_status(client: tq.Client, redis_url: str, namespace: str, wait_until: WaitUntil) -> None:
+    where = ("--url", redis_url, "--namespace", namespace)
+    assert run("status", *where).output == f"Namespace {namespace} has no partition.\n"
+
+    meta = client.put({"x": torch.zeros(4)}, partition_id="train_1")
+    client.put({"y": torch.zeros(1)}, meta[:1])
+    client.expect("train_1", 6)
+    client.get_meta(["x"], 2, "train_1", task_name="actor", lease=60)
+    with ThreadPoolExecutor(1) as pool:
+        waiter = pool.submit(client.get_meta, ["y"], 2, "train_1", task_name="critic")
+        wait_until(lambda: "critic" in client.get_standing("train_1").tasks)
+        wait_until(lambda: client.get_standing("train_1").tasks["critic"].waiters)
+        found = run("status", *where)
+        client.put({"y": torch.zeros(1)}, meta[1:2])
+        waiter.result(timeout=10)
+
+    assert found.exit_code == 0, found.output
+    lines = [line.split() for line in found.output.splitlines() if line]
+    assert lines[0][:7] == ["train_1:", "4", "samples", "(4", "made", "of", "6"]
+    assert ["x", "4", "0"] in lines
+    assert ["y", "1", "3"] in lines
+    assert ["actor", "x", "2", "2", "0", "0", "-"] in lines
+    (critic,) = [line for line in lines if line[0] == "critic"]
+    assert critic[1:6] == ["y", "1", "0", "0", "0"]
+    assert critic[7:9] == ["for", "2,"]
+
+
+def test_missing_fields_by_sample(client: tq.Client, redis_url: str, namespace: str) -> None:
+    meta = client.put({"x": torch.zeros(30)}, partition_id="p")
+    client.put({"y": torch.zeros(2)}, meta[:2])
+    found = run("status", "p", "--missing", "--url", redis_url, "--namespace", namespace)
+    assert ["3", "y"] in [line.split() for line in found.output.splitlines()]
+    assert "and 8 more" in found.output
+
+
+def test_what_is_wrong_is_said(client: tq.Client, redis_url: str, namespace: str) -> None:
+    found = run("status", "nowhere", "--url", redis_url, "--namespace", namespace)
+    assert found.exit_code == 1
+    assert "Partition 'nowhere' does not exist" in found.output
+    assert "Give --url or set TQ_REDIS_URL" in run("status").output
+    found = run("status", "--url", "redis://127.0.0.1:1", "--timeout", "0.2")
+    assert "No answer from Redis" in found.output

@@ -1,0 +1,191 @@
+"""One claim: try, wait for news, try again, and say why it cannot be."""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tq_redis.client.core import ANSWER_S, ClientCore
+from tq_redis.control.records import Claimed, NotEnough, Taken, Wanted
+from tq_redis.deadline import Deadline
+from tq_redis.errors import CannotFillError, DeadlineError, EndOfStreamError, nearest
+from tq_redis.metadata import BatchMeta
+from tq_redis.samplers import (
+    BaseSampler,
+    GRPOGroupNSampler,
+    Sampler,
+    SeqlenBalancedSampler,
+    require_choice,
+)
+
+
+def group_size_of(sampler: Sampler) -> int:
+    """Samples of one group that are taken together; 1: none need to be."""
+    grouped = isinstance(sampler, GRPOGroupNSampler | SeqlenBalancedSampler)
+    return sampler.n_samples_per_prompt if grouped else 1
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """One call of ``get_meta`` that claims.
+
+    Attributes:
+        core: the client.
+        partition: where.
+        wanted: what is asked of the control plane.
+        sampler: how the samples are chosen.
+        batch_size: as the caller gave it.
+        config: likewise, ``sampling_config``.
+    """
+
+    core: ClientCore
+    partition: str
+    wanted: Wanted
+    sampler: Sampler
+    batch_size: int
+    config: Mapping[str, Any]
+
+    async def run(self, wait: Deadline) -> BatchMeta:
+        """The batch; an empty one if ``wait`` is 0 and there is none now.
+
+        Raises:
+            DeadlineError, EndOfStreamError, CannotFillError
+        """
+        waiter = None if wait.seconds == 0 else uuid.uuid4().hex
+        found = await self._attempt(wait, waiter)
+        if isinstance(found, NotEnough):
+            if waiter is None:
+                return BatchMeta.empty()
+            try:
+                found = await self._wait_for(wait, waiter, found)
+            finally:
+                self.core.control.forget_waiter(self.partition, waiter)
+        return BatchMeta(
+            found.ids, self.partition, found.schema, custom_meta=found.tags, claims=found.claims
+        )
+
+    async def _wait_for(self, wait: Deadline, waiter: str, found: NotEnough) -> Claimed:
+        while not wait.passed:
+            until = wait.remaining if found.retry_s is None else found.retry_s
+            await self.core.control.wait(
+                self.partition, found.event, Deadline(min(until, wait.remaining))
+            )
+            again = await self._attempt(wait, waiter)
+            if isinstance(again, Claimed):
+                return again
+            found = again
+        raise await self._too_few(found, wait)
+
+    async def _attempt(self, wait: Deadline, waiter: str | None) -> Claimed | NotEnough:
+        wanted = self.wanted
+        if waiter is not None:
+            wanted = replace(wanted, waiter=(waiter, wait.remaining))
+        deadline = Deadline(max(wait.remaining, ANSWER_S))
+        if isinstance(self.sampler, BaseSampler | SeqlenBalancedSampler):
+            found = await self._choose(self.sampler, wanted, deadline)
+            while isinstance(found, Taken):  # another consumer was faster
+                found = await self._choose(self.sampler, wanted, deadline)
+        else:
+            found = await self.core.control.claim(self.partition, wanted, self.core.name, deadline)
+        if isinstance(found, NotEnough):
+            await self._refuse_hopeless(found, deadline)
+        return found
+
+    async def _choose(
+        self, sampler: BaseSampler | SeqlenBalancedSampler, wanted: Wanted, deadline: Deadline
+    ) -> Claimed | NotEnough | Taken:
+        control, name = self.core.control, self.core.name
+        ready, standing = await control.ready(self.partition, wanted, name, deadline)
+        shares: dict[str, list[int]] | None = None
+        chosen: list[int] = []
+        if ready is None:
+            pass  # the draw was made: there is nothing to choose
+        elif isinstance(sampler, SeqlenBalancedSampler):
+            dealt = sampler.shares(ready, self.batch_size)
+            index = self.config["batch_index"]
+            shares = {f"{rank}:{index}": share for rank, share in enumerate(dealt)}
+            chosen = [sample for share in dealt for sample in share]
+        elif ready.ids:
+            chosen = list(sampler.sample(ready, self.batch_size, **self.config))
+            require_choice(sampler, ready, chosen)
+        if ready is not None and not chosen:
+            return standing
+        return await control.claim_chosen(
+            self.partition, wanted, name, chosen, deadline, shares=shares
+        )
+
+    async def _refuse_hopeless(self, found: NotEnough, deadline: Deadline) -> None:
+        """Raise if no wait can help."""
+        left, task = found.left, self.wanted.task
+        if left == 0:
+            raise EndOfStreamError(
+                f"Task {task!r} has consumed all samples of partition {self.partition!r}, and no "
+                f"more will be made.",
+                partition=self.partition,
+                fields=self.wanted.fields,
+            )
+        if left is None or isinstance(self.sampler, BaseSampler):
+            return
+        size = group_size_of(self.sampler)
+        if size > 1 and found.complete and left >= self.wanted.count:
+            left = await self._left_in_whole_groups(size, deadline)
+        if left < self.wanted.count:
+            groups = f" in whole groups of {size}" if size > 1 else ""
+            raise CannotFillError(
+                f"Task {task!r} asked for {self.wanted.count} samples{groups} of partition "
+                f"{self.partition!r}, but only {left} can still come: {found.ready} are ready, the "
+                f"others are not produced yet or held by other consumers. Ask for fewer.",
+                left=left,
+                partition=self.partition,
+                fields=self.wanted.fields,
+            )
+
+    async def _left_in_whole_groups(self, size: int, deadline: Deadline) -> int:
+        rows = await self.core.control.describe(
+            self.partition, deadline, fields=(), task=self.wanted.task, groups=True
+        )
+        open_rows = Counter(
+            group
+            for group, state in zip(rows.groups, rows.states, strict=True)
+            if group is not None and state in ("open", "leased")
+        )
+        return sum(count // size * size for count in open_rows.values())
+
+    async def _too_few(self, found: NotEnough, wait: Deadline) -> DeadlineError:
+        control, partition, wanted = self.core.control, self.partition, self.wanted
+        answer = Deadline(ANSWER_S)
+        text = f"Task {wanted.task!r} waited {wait.seconds:g} s for {wanted.count} samples"
+        text += f" of {partition!r}"
+        if not found.exists:
+            known = await control.partitions(answer)
+            text += f", which does not exist. {nearest(partition, known)}"
+        else:
+            text += f" with fields {list(wanted.fields)}: {found.ready} are ready"
+            size = group_size_of(self.sampler)
+            if wanted.group_size:
+                text += f", in {found.groups} whole groups of {size}"
+            known = await control.fields(partition, answer)
+            summary = await control.summary(partition, answer)
+            counts = [
+                f"{summary[f'{name}:{wanted.task}']} {word}"
+                for name, word in _COUNTERS.items()
+                if summary.get(f"{name}:{wanted.task}")
+            ]
+            text += f", of {summary['samples']} ({', '.join(counts) or 'none consumed'})."
+            for name in wanted.fields:
+                produced = summary.get(f"produced:{name}", 0)
+                if name not in known:
+                    text += f" Field {name!r} does not exist. {nearest(name, known)}"
+                elif produced != summary["samples"]:
+                    text += f" Field {name!r} is produced in {produced}."
+        return DeadlineError(text, partition=partition, fields=wanted.fields, deadline=wait.seconds)
+
+
+_COUNTERS = {
+    "consumed": "consumed",
+    "claimed": "held by others with a lease",
+    "set_aside": "set aside",
+}

@@ -1,0 +1,25 @@
+-- Put a staged partition in the place of the one that is there, which is forgotten.
+-- ARGV     request, request_ttl, idle_ttl, token (of the load), suffixes (that were staged)
+-- Returns  code ok: trash (generations whose blocks are to be freed)
+--          code lost: staged keys have expired; nothing was done
+local replayed = replay('frees')
+if replayed then
+  return replayed
+end
+for _, suffix in ipairs(args.suffixes) do
+  local staged = key('load', args.token, suffix)
+  if redis.call('EXISTS', staged) == 0 then
+    return cmsgpack.pack({ code = 'lost' })
+  end
+end
+discard_partition()
+for _, suffix in ipairs(args.suffixes) do
+  local staged = key('load', args.token, suffix)
+  local name = suffix == '' and P or key(suffix)
+  redis.call('RENAME', staged, name)
+end
+redis.call('UNLINK', key('loading'))
+forget_indexes()
+event('load', 'rows', redis.call('HGET', P, 'samples'))
+touch()
+return finish({ code = 'ok', trash = trash() })

@@ -1,0 +1,222 @@
+-- Consumption records '<state>:<claim number>:<consumer>', claims, leases, and how they end.
+--   leased    somebody works on the row; the claim's lease says until when
+--   consumed  done for this task
+--   aside     delivered too often and never acknowledged; not given out any more
+-- A claim without a lease makes `consumed` records at once and is not kept.
+
+-- Claims that one call looks at when their leases have run out.
+local DUE_CLAIMS = 16
+
+local COUNTERS = { leased = 'claimed:', consumed = 'consumed:', aside = 'set_aside:' }
+
+local function count(state, task, change)
+  if change ~= 0 then
+    redis.call('HINCRBY', P, COUNTERS[state] .. task, change)
+  end
+end
+
+local function state_of(record)
+  return string.match(record, '^%a+')
+end
+
+local function record_all(task, ids, record)
+  local records = {}
+  for i = 1, #ids do
+    records[2 * i - 1], records[2 * i] = ids[i], record
+  end
+  call('HSET', key('task', task), records)
+end
+
+-- Of `ids`, those that this claim holds in one of two states, and those that it does not hold.
+local function held(task, number, ids, state, other)
+  local records, mine, others = lookup('HMGET', key('task', task), ids), {}, {}
+  local one, two = state .. ':' .. number .. ':', (other or state) .. ':' .. number .. ':'
+  for i = 1, #ids do
+    local record = records[i] or ''
+    local is_mine = string.sub(record, 1, #one) == one or string.sub(record, 1, #two) == two
+    local list = is_mine and mine or others
+    list[#list + 1] = ids[i]
+  end
+  return mine, others
+end
+
+-- Forget the records of rows; the counters follow. Every row may have another state.
+local function drop_records(task, ids)
+  local records, states = lookup('HMGET', key('task', task), ids), {}
+  for i = 1, #ids do
+    if records[i] then
+      local state = state_of(records[i])
+      states[state] = (states[state] or 0) - 1
+    end
+  end
+  call('HDEL', key('task', task), ids)
+  for state, change in pairs(states) do
+    count(state, task, change)
+  end
+end
+
+-- The task may claim rows, whose records are gone, again.
+local function give_back(task, ids)
+  for name, index in pairs(indexes()) do
+    if index.task == task then
+      add_ready(name, index, claimable(index, ids, {}))
+    end
+  end
+end
+
+-- `change` more deliveries of each row.
+local function count_deliveries(task, ids, change)
+  local counts, changed = lookup('HMGET', key('deliveries', task), ids), {}
+  for i = 1, #ids do
+    changed[2 * i - 1], changed[2 * i] = ids[i], tonumber(counts[i] or 0) + change
+  end
+  call('HSET', key('deliveries', task), changed)
+end
+
+-- Rows whose delivery ended without an acknowledgement: back, or aside after `limit` deliveries.
+-- Those set aside are named in `set_aside`, so that somebody reports them.
+local set_aside = {}
+local function return_rows(task, number, claim, ids)
+  drop_records(task, ids)
+  local counts, again, aside = lookup('HMGET', key('deliveries', task), ids), {}, {}
+  for i = 1, #ids do
+    local list = tonumber(counts[i] or 0) >= claim.limit and aside or again
+    list[#list + 1] = ids[i]
+  end
+  give_back(task, again)
+  record_all(task, aside, 'aside:' .. number .. ':' .. claim.consumer)
+  count('aside', task, #aside)
+  for _, id in ipairs(aside) do
+    set_aside[#set_aside + 1] = tonumber(id)
+  end
+end
+
+-- {ids (ranges), rows (still held), lease (ms), limit, consumer, draw}, or nil when it has ended.
+local function claim_of(task, number)
+  local text = redis.call('HGET', key('claims', task), number)
+  return text and cjson.decode(text)
+end
+
+local function save_claim(task, number, claim)
+  redis.call('HSET', key('claims', task), number, cjson.encode(claim))
+end
+
+local function end_claim(task, number, claim)
+  redis.call('HDEL', key('claims', task), number)
+  redis.call('ZREM', key('leases', task), number)
+end
+
+-- `rows` of the claim were dealt with.
+local function shrink_claim(task, number, claim, rows)
+  claim.rows = claim.rows - rows
+  if claim.rows <= 0 then
+    end_claim(task, number, claim)
+  else
+    save_claim(task, number, claim)
+  end
+end
+
+-- A draw is forgotten with its claim, so that its ranks draw anew, all of them.
+local function forget_draw(task, number, claim)
+  local drawn = claim.draw and redis.call('HGET', key('draws', task), claim.draw)
+  if drawn and cjson.decode(drawn).claim == tonumber(number) then
+    redis.call('HDEL', key('draws', task), claim.draw)
+  end
+end
+
+-- Take back the rows of claims whose lease has run out, about `most` rows; true if there are more.
+local function expire_due(task, most)
+  local due = redis.call('ZRANGEBYSCORE', key('leases', task), '-inf', lease_clock(),
+    'LIMIT', 0, DUE_CLAIMS)
+  local rows = 0
+  for i, number in ipairs(due) do
+    local claim = claim_of(task, number)
+    rows = rows + claim.rows
+    if i > 1 and rows > most then
+      return true
+    end
+    local mine = held(task, number, expand(claim.ids), 'leased')
+    return_rows(task, number, claim, mine)
+    end_claim(task, number, claim)
+    forget_draw(task, number, claim)
+    event('expire', 'task', task, 'rows', #mine)
+  end
+  return #due == DUE_CLAIMS
+end
+
+-- Milliseconds until a lease of the task runs out; -1: there is none.
+local function next_expiry(task)
+  local first = redis.call('ZRANGE', key('leases', task), 0, 0, 'WITHSCORES')
+  return first[2] and math.max(0, tonumber(first[2]) - lease_clock()) or -1
+end
+
+-- How many samples the task can still get, those included that others hold, and whether all of them
+-- are made; nil: nobody said how many there will be.
+local function prospect(task)
+  local counts = redis.call('HMGET', P, 'samples', 'made', 'expected', 'ended',
+    'consumed:' .. task, 'set_aside:' .. task)
+  for i = 1, 6 do
+    counts[i] = tonumber(counts[i] or nil)
+  end
+  local samples, made, expected, ended, consumed, aside = unpack(counts, 1, 6)
+  local open = samples - (consumed or 0) - (aside or 0)
+  if ended then
+    return open, true
+  elseif expected then
+    local missing = math.max(0, expected - (made or 0))
+    return open + missing, missing == 0
+  end
+end
+
+-- An event of rows that a task has taken or done. Waiters need it only when it may be the last, or
+-- when the claim's lease is the first that runs out: they sleep no longer than until then.
+local function taken_event(kind, task, rows, number)
+  if prospect(task) or (number and redis.call('ZRANK', key('leases', task), number) == 0) then
+    event(kind, 'task', task, 'rows', rows, 'news', '1')
+  else
+    event(kind, 'task', task, 'rows', rows)
+  end
+end
+
+-- The index that a task asks for, built once, a bounded piece a call; false: call again.
+local function prepared_index()
+  if expire_due(args.task, args.build) then
+    return false
+  end
+  local known, name = indexes(), args.index
+  local index = known[name] or { task = args.task, fields = args.fields,
+    group_size = args.group_size, built = 0, done = false }
+  if not index.done then
+    local ids = redis.call('ZRANGEBYSCORE', key('samples'),
+      string.format('(%d', index.built), '+inf', 'LIMIT', 0, args.build)
+    add_ready(name, index, claimable(index, ids, {}))
+    index.built = tonumber(ids[#ids] or index.built)
+    index.done = #ids < args.build
+    known[name] = index
+    redis.call('HSET', key('indexes'), name, cjson.encode(index))
+    touch()
+  end
+  return index.done
+end
+
+-- Add to a reply what a consumer that has to wait needs to know.
+local function standing(reply)
+  local left, complete = prospect(args.task)
+  reply.event, reply.left, reply.complete = last_event(), left or -1, complete or false
+  reply.retry, reply.aside = next_expiry(args.task), set_aside
+  return cmsgpack.pack(reply)
+end
+
+-- Note once who is going to wait for what, for people who look; the client takes it out again.
+local function note_waiter()
+  if not args.waiter then
+    return
+  end
+  local id, wait = unpack(args.waiter)
+  if redis.call('HEXISTS', key('waiters'), id) == 0 then
+    local now = milliseconds()
+    redis.call('HSET', key('waiters'), id, cjson.encode({ task = args.task, since = now,
+      ends = now + wait, consumer = args.consumer, count = args.count or 0, fields = table.concat(args.fields, '|') }))
+    touch()
+  end
+end

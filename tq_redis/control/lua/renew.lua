@@ -1,0 +1,15 @@
+-- Let a claim's lease run from now on again. Not stored for a replay: it may as well run twice.
+-- ARGV     idle_ttl, task, claim (number), lease (milliseconds; 0: as long as it was given)
+-- Returns  code ok: lease (milliseconds) | lost: the claim has ended
+local number = string.format('%d', args.claim)
+local claim = claim_of(args.task, number)
+if not claim then
+  return cmsgpack.pack({ code = 'lost' })
+end
+local lease = args.lease > 0 and args.lease or claim.lease
+-- Removed first: this passes when Redis's memory is full.
+if redis.call('ZREM', key('leases', args.task), number) == 1 then
+  redis.call('ZADD', key('leases', args.task), lease_clock() + lease, number)
+  touch()
+end
+return cmsgpack.pack({ code = 'ok', lease = lease })

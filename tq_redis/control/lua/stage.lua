@@ -1,0 +1,20 @@
+-- Write a part of a partition that is being loaded, beside the one that is there. May be repeated.
+-- ARGV     token (of the load), suffix, type, items (as snapshot gives them), lifetime (seconds, of
+--          the key), handles (of blocks that are named in the items)
+-- Returns  code ok
+local name, items = key('load', args.token, args.suffix), args.items
+if args.type == 'zset' then
+  local entries = {}
+  for i = 1, #items, 2 do
+    entries[i], entries[i + 1] = items[i + 1], items[i]
+  end
+  call('ZADD', name, entries)
+else
+  call(args.type == 'hash' and 'HSET' or 'SADD', name, items)
+end
+redis.call('EXPIRE', name, args.lifetime)
+if #args.handles > 0 then
+  call('SADD', key('loading'), args.handles)
+  redis.call('EXPIRE', key('loading'), args.lifetime)
+end
+return cmsgpack.pack({ code = 'ok' })
