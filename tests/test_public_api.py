@@ -16,10 +16,12 @@ LAYERS = [
     ["config"],
     ["metadata", "redis_server"],
     ["control", "data"],
+    ["samplers", "checkpoint"],
     ["client"],
     ["instance"],
     ["session"],
-    ["kv", "bridge"],
+    ["kv", "bridge", "cli"],
+    ["__main__"],
 ]
 
 
