@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
-from types import ModuleType
 
 import tq_redis
 
@@ -25,14 +26,22 @@ LAYERS = [
 ]
 
 
-def test_all_is_what_can_be_seen() -> None:
-    visible = {
-        name
-        for name, value in vars(tq_redis).items()
-        if not name.startswith("_") and not isinstance(value, ModuleType)
-    }
-    assert set(tq_redis.__all__) - {"__version__"} == visible
-    assert sorted(tq_redis.__all__, key=str.lower) == sorted(set(tq_redis.__all__), key=str.lower)
+def test_all_names_are_there() -> None:
+    listed = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    (names,) = [
+        ast.literal_eval(node.value)
+        for node in listed.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert set(names) == {*tq_redis.__all__, "__version__"}
+    assert names == sorted(names)
+    assert all(getattr(tq_redis, name) is not None for name in names)
+
+
+def test_looking_at_a_queue_needs_no_torch() -> None:
+    """The command line answers at once; importing torch takes seconds."""
+    code = "import sys, tq_redis.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_imports_point_one_way() -> None:
@@ -53,7 +62,7 @@ def test_imports_point_one_way() -> None:
 def test_every_part_has_its_layer() -> None:
     parts = {path.name.removesuffix(".py") for path in PACKAGE.iterdir()}
     known = {name for names in LAYERS for name in names}
-    assert parts - known - {"__pycache__"} == {"__init__", "py.typed"}
+    assert parts - known - {"__pycache__"} == {"__init__", "__init__.pyi", "py.typed"}
 
 
 def test_errors_are_exported() -> None:

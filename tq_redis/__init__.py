@@ -2,132 +2,13 @@
 
 Who has what and who may take it is state in Redis; tensors stay in Ray's object store; a trainer
 passes a small :class:`BatchMeta` around.
+
+Names are imported when they are first used: torch takes seconds, and not everybody needs it.
+``__init__.pyi`` lists them.
 """
 
-from tq_redis.client.sync import Client
-from tq_redis.config import Config, DataConfig, RedisConfig
-from tq_redis.control.standing import Standing, TaskStanding, Waiter
-from tq_redis.errors import (
-    AuthenticationError,
-    CannotFillError,
-    CheckpointError,
-    ClosedError,
-    ConfigError,
-    DataLostError,
-    DeadlineError,
-    EndOfStreamError,
-    FieldNotFoundError,
-    InputError,
-    KeyNotFoundError,
-    LeaseLostError,
-    NotFoundError,
-    NotInitializedError,
-    NotReadyError,
-    PartitionEndedError,
-    PartitionNotFoundError,
-    SampleNotFoundError,
-    SchemaConflictError,
-    ServerError,
-    ServerFullError,
-    ServerPolicyError,
-    ServerUnavailableError,
-    StoreFullError,
-    TQError,
-)
-from tq_redis.kv import (
-    async_kv_batch_get,
-    async_kv_batch_get_by_meta,
-    async_kv_batch_put,
-    async_kv_clear,
-    async_kv_list,
-    async_kv_put,
-    async_load_checkpoint,
-    async_save_checkpoint,
-    kv_batch_get,
-    kv_batch_get_by_meta,
-    kv_batch_put,
-    kv_clear,
-    kv_list,
-    kv_put,
-    load_checkpoint,
-    save_checkpoint,
-)
-from tq_redis.metadata import BatchMeta, Claim, FieldSchema, KVBatchMeta
-from tq_redis.samplers import (
-    BaseSampler,
-    GRPOGroupNSampler,
-    RankAwareSampler,
-    Ready,
-    SeqlenBalancedSampler,
-    SequentialSampler,
-)
-from tq_redis.session import check_server, close, get_client, init, progress_command
+import lazy_loader
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "AuthenticationError",
-    "BaseSampler",
-    "BatchMeta",
-    "CannotFillError",
-    "CheckpointError",
-    "Claim",
-    "Client",
-    "ClosedError",
-    "Config",
-    "ConfigError",
-    "DataConfig",
-    "DataLostError",
-    "DeadlineError",
-    "EndOfStreamError",
-    "FieldNotFoundError",
-    "FieldSchema",
-    "GRPOGroupNSampler",
-    "InputError",
-    "KVBatchMeta",
-    "KeyNotFoundError",
-    "LeaseLostError",
-    "NotFoundError",
-    "NotInitializedError",
-    "NotReadyError",
-    "PartitionEndedError",
-    "PartitionNotFoundError",
-    "RankAwareSampler",
-    "Ready",
-    "RedisConfig",
-    "SampleNotFoundError",
-    "SchemaConflictError",
-    "SeqlenBalancedSampler",
-    "SequentialSampler",
-    "ServerError",
-    "ServerFullError",
-    "ServerPolicyError",
-    "ServerUnavailableError",
-    "Standing",
-    "StoreFullError",
-    "TQError",
-    "TaskStanding",
-    "Waiter",
-    "__version__",
-    "async_kv_batch_get",
-    "async_kv_batch_get_by_meta",
-    "async_kv_batch_put",
-    "async_kv_clear",
-    "async_kv_list",
-    "async_kv_put",
-    "async_load_checkpoint",
-    "async_save_checkpoint",
-    "check_server",
-    "close",
-    "get_client",
-    "init",
-    "kv_batch_get",
-    "kv_batch_get_by_meta",
-    "kv_batch_put",
-    "kv_clear",
-    "kv_list",
-    "kv_put",
-    "load_checkpoint",
-    "progress_command",
-    "save_checkpoint",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

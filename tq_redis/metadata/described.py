@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Self
-
-import torch
+from typing import TYPE_CHECKING, Self
 
 from tq_redis.errors import FieldNotFoundError, nearest
 from tq_redis.metadata.schema import FieldSchema, ReadyFlags, require_forms
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Described:
@@ -35,6 +36,8 @@ class Described:
         Raises:
             FieldNotFoundError: the batch has no such field. It is a KeyError too.
         """
+        import torch
+
         name = self._form(field_name).dtype
         return [getattr(torch, name) if name else None] * len(self.production_status)
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import numpy as np
-import torch
 
 from tq_redis.errors import InputError
 from tq_redis.metadata.schema import FieldSchema
+
+if TYPE_CHECKING:
+    import torch
 
 Schema = Mapping[str, FieldSchema]
 
@@ -34,11 +37,11 @@ def merge_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def same_value(a: Any, b: Any) -> bool:
     """Equality that also works for tensors and arrays, and in which NaN equals NaN."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+    if _is_tensor(a) and _is_tensor(b):
         return _same_tensor(a, b)
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return _same_array(cast("np.ndarray[Any, Any]", a), cast("np.ndarray[Any, Any]", b))
-    if isinstance(a, torch.Tensor | np.ndarray) or isinstance(b, torch.Tensor | np.ndarray):
+    if _is_tensor(a) or _is_tensor(b) or isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return False
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         mine, theirs = cast("Mapping[Any, Any]", a), cast("Mapping[Any, Any]", b)
@@ -79,6 +82,12 @@ def _common_form(a: FieldSchema, b: FieldSchema) -> FieldSchema:
         return FieldSchema("strided", a.dtype, (-1,) * max(len(a.shape), len(b.shape)))
     shape = tuple(x if x == y else -1 for x, y in zip(a.shape, b.shape, strict=True))
     return FieldSchema("strided" if "strided" in (a.kind, b.kind) else "jagged", a.dtype, shape)
+
+
+def _is_tensor(value: Any) -> TypeGuard[torch.Tensor]:
+    # Who has no torch has no tensor, and need not wait seconds for its import.
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
