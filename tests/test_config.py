@@ -59,6 +59,27 @@ def test_the_environment_stands_in_for_what_is_not_set(monkeypatch: pytest.Monke
     assert namespace_asked_for(explicit) == "mine"
 
 
+def test_several_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    several = ("redis://a:1", "redis+cluster://b:1,b:2")
+    for conf in (
+        {"redis": {"url": list(several)}},
+        {"redis": {"url": " ".join(several)}},
+        {"redis": {"url": OmegaConf.create(list(several))}},
+        OmegaConf.create({"redis": {"url": list(several)}}),
+    ):
+        assert load_config(conf).redis.urls == several
+    monkeypatch.setenv("TQ_REDIS_URL", " ".join(several))
+    assert load_config().redis.url == several
+    assert load_config({"redis": {"url": "redis://c"}}).redis.urls == ("redis://c",)
+    assert Config().redis.urls == ()
+
+
+@pytest.mark.parametrize("url", ["", " ", []])
+def test_no_address_is_not_the_same_as_none(url: Any) -> None:
+    with pytest.raises(ConfigError, match=r"redis\.url must not be empty"):
+        load_config({"redis": {"url": url}})
+
+
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TQ_REDIS_URL", "")
     monkeypatch.setenv("TQ_REDIS_NAMESPACE", "")

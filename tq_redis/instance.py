@@ -13,9 +13,11 @@ import msgspec
 
 from tq_redis.client.kv import AsyncKVClient
 from tq_redis.config import Config
-from tq_redis.control.connection import RedisConnection, hide_password
+from tq_redis.control.keys import Keys
 from tq_redis.control.owner import RENEW_S, Ownership
 from tq_redis.control.plane import ControlPlane
+from tq_redis.control.redis_cli import cli_words
+from tq_redis.control.shards import Shards, same_servers, shown
 from tq_redis.data import open_data_plane
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError, ServerError, TQError, shorten
@@ -31,14 +33,25 @@ async def contact_server(config: Config) -> None:
     """Contact the Redis of ``config``, write nothing, and let go of it.
 
     Raises:
+        ConfigError: the namespace has its partitions on other servers.
         ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
     """
     if config.redis.url is not None:
-        connection = RedisConnection(config.redis.url, config.redis)
+        connection = Shards(config.redis)
         try:
-            await connection.check_server(Deadline(_CONTACT_S))
+            await _meet(connection, config, Deadline(_CONTACT_S))
         finally:
             await connection.close()
+
+
+async def _meet(
+    connection: Shards, config: Config, deadline: Deadline, *, own: bool = False
+) -> None:
+    """Check the servers, and find those that are not named."""
+    namespace = config.redis.namespace
+    await connection.check_server(deadline, namespace=namespace, own=own)
+    if await connection.learn(Keys(namespace), deadline):
+        await connection.check_server(deadline, namespace=namespace)
 
 
 class Instance:
@@ -52,9 +65,10 @@ class Instance:
         if config.redis.url is None:
             raise ConfigError("redis.url is not set")
         self.config = config
-        self._connection = RedisConnection(config.redis.url, config.redis)
+        self._connection = Shards(config.redis)
         control = ControlPlane(self._connection, config.redis.namespace, config.idle_ttl_s)
         self._data = open_data_plane(config)
+        self._keys = control.keys
         self._ownership = Ownership(self._connection, control.keys)
         self._upkeep: asyncio.Task[None] | None = None
         self.core = AsyncKVClient(
@@ -66,7 +80,7 @@ class Instance:
         cleared: its stores are gone, so nobody could read it.
 
         Raises:
-            ConfigError: the namespace is in use by another process.
+            ConfigError: the namespace is in use by another process, or on other servers.
             ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
         """
         try:
@@ -77,8 +91,13 @@ class Instance:
 
     async def _start(self, embedded: bool) -> None:
         deadline = Deadline(_CONTACT_S)
-        await self._connection.check_server(deadline, own=embedded)
+        await _meet(self._connection, self.config, deadline, own=embedded)
         await self._ownership.take(deadline)
+        try:
+            await self._publish(deadline)
+        except ConfigError:
+            await self._ownership.give_up(deadline)
+            raise
         left = await self.core.get_partition_list()
         if left:
             _log.warning(
@@ -98,11 +117,12 @@ class Instance:
             may_own: become its owner if the owner died; its samples stay.
 
         Raises:
+            ConfigError: the namespace has its partitions on other servers.
             ServerUnavailableError, AuthenticationError: Redis cannot be used.
         """
         deadline = Deadline(_CONTACT_S)
         try:
-            await self._connection.command("PING", deadline=deadline)
+            await self._connection.learn(self._keys, deadline)
         except BaseException:
             await self.core.close()
             raise
@@ -117,6 +137,7 @@ class Instance:
             self._upkeep.cancel()
             try:
                 await self._clear(await self.core.get_partition_list(timeout=_CONTACT_S))
+                await self._connection.withdraw(self._keys, Deadline(_CONTACT_S))
                 await self._ownership.give_up(Deadline(_CONTACT_S))
             except ServerError as error:
                 _log.warning(
@@ -126,6 +147,20 @@ class Instance:
                 )
             await self._data.shutdown(Deadline(_END_S))
         await self.core.close()
+
+    async def cli_words(self, key: str) -> tuple[str, bool]:
+        """The arguments of redis-cli that lead to a key, and whether it wants a password.
+
+        Raises:
+            ServerUnavailableError
+        """
+        shard = self._connection.shard_of(key)
+        words = await cli_words(shard, Deadline(_CONTACT_S))
+        return words, "password" in shard.address.options
+
+    async def _publish(self, deadline: Deadline) -> None:
+        # Outlives every partition, as the counters of sample ids do.
+        await self._connection.publish(self._keys, 2 * self.config.idle_ttl_s, deadline)
 
     async def _clear(self, partitions: list[str]) -> None:
         for name in partitions:
@@ -138,6 +173,7 @@ class Instance:
             await asyncio.sleep(RENEW_S)
             try:
                 await self._ownership.renew(Deadline(RENEW_S))
+                await self._publish(Deadline(RENEW_S))
                 if sweep.passed:
                     await self.core.sweep()
                     sweep = Deadline(self.config.data.orphan_grace_s)
@@ -168,9 +204,9 @@ def require_same_server(asked: Config, running: Config) -> None:
     """Raises:
     ConfigError: the running instance keeps its state in another Redis than the one asked for.
     """
-    if asked.redis.url not in (None, running.redis.url):
-        here, there = hide_password(running.redis.url or ""), hide_password(asked.redis.url or "")
+    if asked.redis.url is not None and not same_servers(asked.redis, running.redis):
         raise ConfigError(
-            f"Namespace {running.redis.namespace!r} runs on {here}, not on {there}. "
+            f"Namespace {running.redis.namespace!r} runs on {shown(running.redis)}, "
+            f"not on {shown(asked.redis)}. "
             f"Leave redis.url out to attach to it, or choose another namespace."
         )

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 from omegaconf import DictConfig
@@ -117,15 +116,14 @@ def get_client() -> Client:
 def progress_command(partition: str) -> str:
     """The shell command that shows the summary of a partition. A password is left to the
     environment variable that redis-cli reads."""
-    config = get_client().config
+    client = get_client()
+    session = _session
+    assert session is not None
+    key = Keys(client.config.redis.namespace).summary(partition)
+    words, password = session.portal.run(session.instance.cli_words(key))
     tool = find_redis_cli() or "redis-cli"
-    key = Keys(config.redis.namespace).summary(partition)
-    url = urlsplit(config.redis.url or "")
-    password = "" if url.password is None else "REDISCLI_AUTH=... "
-    host = url.netloc.rpartition("@")[2]
-    user = f"{url.username}@" if url.username else ""
-    shown = urlunsplit(url._replace(netloc=f"{user}{host}"))
-    return f"{password}{tool} -u {shown} HGETALL '{key}'"
+    secret = "REDISCLI_AUTH=... " if password else ""
+    return f"{secret}{tool} {words} HGETALL '{key}'"
 
 
 def _open(conf: Mapping[str, Any] | DictConfig | Config | None) -> _Session:
@@ -141,7 +139,7 @@ def _open(conf: Mapping[str, Any] | DictConfig | Config | None) -> _Session:
                 session = _attach(found, may_own=conf is not None)
             except ServerUnavailableError:
                 # Its embedded server died with its owner, so its state is gone for good.
-                if found.redis.url == config.redis.url:
+                if config.redis.url is not None:  # require_same_server has compared them
                     raise
                 session = _start(config)
         else:

@@ -57,7 +57,7 @@ async def check_and_clear(plane: ControlPlane, admin: Admin) -> None:
         Partition(admin, plane.keys.summary(name)).check()
         await plane.clear_partition(name, soon())
     left = list(admin.scan_iter(f"tq:{plane.keys.namespace}:*", count=1000))
-    kinds = r"tq:[^:]+:(next_sample|\{[^}]*\}:(req|trash)(:.*)?)"
+    kinds = r"tq:[^:]+:(next_sample|counted_by|\{[^}]*\}:(req|trash)(:.*)?)"
     assert [key for key in left if not re.fullmatch(kinds, key)] == []
     for key in left:
         admin.unlink(key)

@@ -19,7 +19,7 @@ from tq_redis.config import RedisConfig
 from tq_redis.control import connection as connection_module
 from tq_redis.control.connection import RedisConnection, hide_password
 from tq_redis.control.plane import ControlPlane
-from tq_redis.control.records import Claimed
+from tq_redis.control.records import Claimed, Wanted
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
     AuthenticationError,
@@ -125,6 +125,11 @@ async def test_a_bad_address_is_refused(url: str) -> None:
         ("redis://:pw@host:6379/0", "redis://:***@host:6379/0"),
         ("rediss://me:p%40w@[::1]:6379", "rediss://me:***@[::1]:6379"),
         ("unix:///tmp/s.sock?db=1&password=pw", "unix:///tmp/s.sock?db=1&password=***"),
+        ("redis+cluster://u:p@ss@a:1,b:2,[::1]:3", "redis+cluster://u:***@a:1,b:2,[::1]:3"),
+        (
+            "rediss+sentinel://:pw@a,b/s/0?sentinel_password=pw&ssl_password=pw",
+            "rediss+sentinel://:***@a,b/s/0?sentinel_password=***&ssl_password=***",
+        ),
     ],
 )
 async def test_passwords_are_not_shown(url: str, shown: str) -> None:
@@ -274,7 +279,7 @@ async def test_many_callers_and_waiters_share_few_connections(
         async def put_and_claim(number: int) -> list[int]:
             name = f"p{number % 5}"
             await few.produce(name, write(1, ["x"]), soon())
-            found = await few.claim(name, "t", ["x"], 1, "me", soon())
+            found = await few.claim(name, Wanted("t", ["x"], 1), "me", soon())
             assert isinstance(found, Claimed)
             return found.ids
 

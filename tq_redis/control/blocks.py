@@ -21,6 +21,33 @@ class BlockLists(Namespace):
         """Handles that the partition's rows use."""
         return set(await self._handles(self.keys.blocks(partition), deadline))
 
+    async def loading_blocks(self, partition: str, deadline: Deadline) -> set[str]:
+        """Handles that a checkpoint which is being loaded uses."""
+        found: set[str] = set()
+        cursor = -1
+        while cursor:
+            cursor, page = await self.connection.command(
+                "SSCAN",
+                self.keys.loading(partition),
+                max(cursor, 0),
+                "COUNT",
+                _PAGE,
+                deadline=deadline,
+            )
+            found.update(handle.decode() for handle in page)
+        return found
+
+    async def freed(self, partition: str, deadline: Deadline) -> list[str]:
+        """Handles of blocks whose bytes are to be freed."""
+        found = await self._scan("ZSCAN", self.keys.freed(partition), deadline)
+        return [handle.decode() for handle in found]
+
+    async def trashes(self, partition: str, deadline: Deadline) -> list[str]:
+        """Generations of the partition that were cleared and whose bytes are to be freed."""
+        key = self.keys.trashes(partition)
+        found = await self.connection.command("SMEMBERS", key, deadline=deadline)
+        return [generation.decode() for generation in found]
+
     async def forget_freed(
         self, partition: str, handles: Sequence[str], deadline: Deadline
     ) -> None:

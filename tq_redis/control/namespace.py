@@ -20,6 +20,9 @@ from tq_redis.deadline import Deadline
 # Redis keeps a reply for its replay until the call has given up for sure.
 _REPLAY_GRACE_S = 30
 
+# More ids than a server gives out in the time whose writes it may lose.
+_LOST_IDS = 1_000_000
+
 R = TypeVar("R", bound=Reply)
 
 
@@ -39,13 +42,39 @@ class Namespace:
         self.keys = Keys(name)
         self._idle_ttl_s = idle_ttl_s
         self._prolonged: dict[RedisConnection, Deadline] = {}
+        # For each shard, how many changes of it this process had seen when it last looked for ids
+        # that the shard may have lost.
+        self._counted: dict[RedisConnection, int] = {}
 
     async def reserve(self, partition: str, count: int, deadline: Deadline) -> int:
         """Draw ``count`` consecutive sample ids and return the first. Ids are never reused."""
-        last, *_ = await self._shard(partition).commands(
-            ("INCRBY", self.keys.next_sample, count), *self._listing(partition), deadline=deadline
-        )
-        return int(last) - count + 1
+        shard = self._shard(partition)
+        while True:
+            changes = shard.changes
+            if self._counted.get(shard) != changes:
+                await self._skip_lost(shard, deadline)
+                self._counted[shard] = changes
+            last, *_ = await shard.commands(
+                ("INCRBY", self.keys.next_sample, count),
+                *self._listing(partition),
+                deadline=deadline,
+            )
+            if shard.changes == changes:  # else it may be another server that has counted
+                return int(last) - count + 1
+
+    async def _skip_lost(self, shard: RedisConnection, deadline: Deadline) -> None:
+        """A replica that became the primary, or a server that came back from its append-only file,
+        may not know the ids that were given out last; metadata of their samples may be around."""
+        keys = self.keys
+        life = await shard.life_of_server(keys.next_sample, deadline)
+        counted_by = await shard.command("GET", keys.counted_by, deadline=deadline)
+        if life is None or (counted_by is not None and counted_by.decode() == life):
+            return
+        if counted_by is not None:
+            skip = ("INCRBY", keys.next_sample, _LOST_IDS)
+            await shard.command(*skip, deadline=deadline)
+        note = ("SET", keys.counted_by, life, "EX", 2 * self._idle_ttl_s)
+        await shard.command(*note, deadline=deadline)
 
     async def partitions(self, deadline: Deadline) -> list[str]:
         """Names of the partitions, sorted."""
@@ -93,7 +122,7 @@ class Namespace:
     def _lifetimes(self) -> list[tuple[Any, ...]]:
         return [
             ("EXPIRE", name, 2 * self._idle_ttl_s)
-            for name in (self.keys.next_sample, self.keys.partitions)
+            for name in (self.keys.next_sample, self.keys.counted_by, self.keys.partitions)
         ]
 
     async def _run(

@@ -2,7 +2,7 @@
 
 The owner writes its name under a key that expires unless it is renewed, so that a second trainer
 on the same server and namespace is refused while the first one lives, and can take over when it
-died.
+died. Of several servers, the one that is the shard of this key has it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from tq_redis.control.connection import RedisConnection
 from tq_redis.control.keys import Keys
 from tq_redis.control.packing import arguments
 from tq_redis.control.replies import SwapOwnerReply, decode
+from tq_redis.control.shards import Connection
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError
 
@@ -56,7 +56,7 @@ class OwnerRecord(msgspec.Struct, frozen=True):
 class Ownership:
     """This process's claim to a namespace."""
 
-    connection: RedisConnection
+    connection: Connection
     keys: Keys
 
     async def take(self, deadline: Deadline) -> None:
