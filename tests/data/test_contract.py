@@ -268,3 +268,33 @@ def test_many_calls_at_once_in_one_loop(plane: DataPlane) -> None:
 
     for got, column in zip(run(together()), columns, strict=True):
         assert_same(got, column)
+
+
+def test_whole_blocks_are_read_and_written_again_bit_by_bit(
+    plane: DataPlane, partition: str
+) -> None:
+    """As a checkpoint does; the copies are blocks of their own."""
+    columns: dict[str, Column] = {
+        **tensor_columns(),
+        **value_columns(),
+        "big": random((ROWS, 50_000)),
+    }
+    written = put(plane, columns, partition)
+    assert len(written) > 1
+    old = [block.handle for block in written]
+    contents = run(plane.read_blocks([*old, old[0]], soon()))
+    assert len(contents) == len(old) + 1
+    new = run(plane.write_blocks(partition, contents[:-1], soon()))
+    before = get(plane, all_rows(written))
+    run(plane.delete(old, soon()))
+    with pytest.raises(DataLostError) as lost:
+        run(plane.read_blocks([new[0], old[0]], soon()))
+    assert lost.value.handles == (old[0],)
+    copies = [
+        WrittenBlock(handle, block.fields, block.first_row, block.rows, block.nbytes)
+        for handle, block in zip(new, written, strict=True)
+    ]
+    after = get(plane, all_rows(copies))
+    for name in columns:
+        assert_same(after[name], before[name])
+    run(plane.delete(new, soon()))

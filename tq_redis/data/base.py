@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy.typing as npt
 import torch
 
 from tq_redis.deadline import Deadline
@@ -22,6 +23,10 @@ B values of any kind."""
 
 Run = tuple[str, int, int]
 """(handle of a block, first row inside the block, number of rows)."""
+
+
+Content = tuple[bytes, Sequence[npt.NDArray[Any]]]
+"""A block bit by bit, whatever it holds: header and flat buffers, as the codec made them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,24 @@ class DataPlane(ABC):
 
         Raises:
             DataLostError: blocks are gone; ``handles`` names them.
+        """
+
+    @abstractmethod
+    async def read_blocks(self, handles: Sequence[str], deadline: Deadline) -> list[Content]:
+        """Whole blocks, in this order; read-only views where the store allows it.
+
+        Raises:
+            DataLostError: blocks are gone; ``handles`` names them.
+        """
+
+    @abstractmethod
+    async def write_blocks(
+        self, partition: str, contents: Sequence[Content], deadline: Deadline
+    ) -> list[str]:
+        """Write blocks that :meth:`read_blocks` gave, maybe of another backend, as new ones.
+
+        Returns:
+            Their handles, in this order.
         """
 
     @abstractmethod

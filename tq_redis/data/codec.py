@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from tq_redis.data.base import Column, Run
+from tq_redis.data.base import Column, Content, Run
 from tq_redis.data.columns import Buffer, Cuttable, check_columns, cuttable
 from tq_redis.data.gather import Gatherer, Source
 from tq_redis.data.nested import Int64s, tensor_schema
@@ -63,6 +63,7 @@ class StoredBlock:
 
     def __init__(self, header: bytes, buffers: Sequence[Buffer]) -> None:
         decoded = msgspec.msgpack.decode(header, type=_Header)
+        self.content = header, buffers
         self.rows = decoded.rows
         self._fields: dict[str, tuple[FieldSchema, Sequence[Buffer]]] = {}
         at = 0
@@ -82,6 +83,14 @@ class StoredBlock:
             raise InputError(f"Block {span.handle} has only {self.rows} rows", fields=(field,))
         schema, buffers = self._fields[field]
         return Source(schema, self.rows, buffers, span)
+
+
+def encoded(content: Content) -> EncodedBlock:
+    """A block that was stored before, ready to be stored again."""
+    header, buffers = content
+    decoded = msgspec.msgpack.decode(header, type=_Header)
+    fields = tuple(part.field for part in decoded.parts)
+    return EncodedBlock(fields, 0, decoded.rows, header, list(buffers))
 
 
 def describe(column: Column) -> FieldSchema:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tq_redis.config import Config
-from tq_redis.data.base import Column, DataPlane, Run, WrittenBlock
-from tq_redis.data.codec import EncodedBlock, StoredBlock, decode, encode
+from tq_redis.data.base import Column, Content, DataPlane, Run, WrittenBlock
+from tq_redis.data.codec import EncodedBlock, StoredBlock, decode, encode, encoded
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, shorten
 
@@ -64,9 +64,26 @@ class MemoryDataPlane(DataPlane):
     async def get(
         self, wanted: Mapping[str, Sequence[Run]], deadline: Deadline, *, copy: bool = True
     ) -> dict[str, Column]:
+        blocks = self._found(run[0] for runs in wanted.values() for run in runs)
+        allow_pickle = self._config.data.pickle
+        return await asyncio.to_thread(decode, wanted, blocks, copy=copy, allow_pickle=allow_pickle)
+
+    async def read_blocks(self, handles: Sequence[str], deadline: Deadline) -> list[Content]:
+        blocks = self._found(handles)
+        return [blocks[handle].content for handle in handles]
+
+    async def write_blocks(
+        self, partition: str, contents: Sequence[Content], deadline: Deadline
+    ) -> list[str]:
+        def write() -> list[str]:
+            return [self._hold(partition, encoded(content)).handle for content in contents]
+
+        return await asyncio.to_thread(write)
+
+    def _found(self, handles: Iterable[str]) -> dict[str, StoredBlock]:
         blocks: dict[str, StoredBlock] = {}
         missing: list[str] = []
-        for handle in dict.fromkeys(run[0] for runs in wanted.values() for run in runs):
+        for handle in dict.fromkeys(handles):
             held = self._blocks.get(handle)
             if held is None:
                 missing.append(handle)
@@ -74,8 +91,7 @@ class MemoryDataPlane(DataPlane):
                 blocks[handle] = held.block
         if missing:
             raise DataLostError(f"Blocks are gone: {shorten(missing)}", handles=missing)
-        allow_pickle = self._config.data.pickle
-        return await asyncio.to_thread(decode, wanted, blocks, copy=copy, allow_pickle=allow_pickle)
+        return blocks
 
     async def delete(self, handles: Iterable[str], deadline: Deadline) -> None:
         for handle in handles:

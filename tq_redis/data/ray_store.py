@@ -21,8 +21,8 @@ import ray as untyped_ray
 from ray.exceptions import ObjectLostError
 
 from tq_redis.config import Config
-from tq_redis.data.base import Column, DataPlane, Run, WrittenBlock
-from tq_redis.data.codec import EncodedBlock, StoredBlock, decode, encode
+from tq_redis.data.base import Column, Content, DataPlane, Run, WrittenBlock
+from tq_redis.data.codec import EncodedBlock, StoredBlock, decode, encode, encoded
 from tq_redis.data.ray_stores import StoreGoneError, Stores, in_thread, running_instances
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
@@ -65,7 +65,23 @@ class RayDataPlane(DataPlane):
     async def put(
         self, partition: str, columns: Mapping[str, Column], deadline: Deadline
     ) -> list[WrittenBlock]:
-        ready = await in_thread(deadline, self._put_blocks, columns)
+        data = self._config.data
+
+        def cut() -> list[EncodedBlock]:
+            return encode(columns, block_bytes=data.block_bytes, allow_pickle=data.pickle)
+
+        return await self._write(partition, cut, deadline)
+
+    async def write_blocks(
+        self, partition: str, contents: Sequence[Content], deadline: Deadline
+    ) -> list[str]:
+        written = await self._write(partition, lambda: list(map(encoded, contents)), deadline)
+        return [block.handle for block in written]
+
+    async def _write(
+        self, partition: str, make: Callable[[], list[EncodedBlock]], deadline: Deadline
+    ) -> list[WrittenBlock]:
+        ready = await in_thread(deadline, lambda: _put_blocks(make()))
         entries = [entry for _, entry in ready]
         full = await self._stores.ask(
             self._node,
@@ -80,19 +96,6 @@ class RayDataPlane(DataPlane):
             raise _full(size, used, capacity, partition, deadline)
         return written
 
-    def _put_blocks(self, columns: Mapping[str, Column]) -> list[tuple[EncodedBlock, _Entry]]:
-        data = self._config.data
-        room = SMALL_BYTES
-        ready: list[tuple[EncodedBlock, _Entry]] = []
-        for block in encode(columns, block_bytes=data.block_bytes, allow_pickle=data.pickle):
-            name, content = secrets.token_hex(8), (block.header, block.buffers)
-            if block.nbytes <= room:
-                room -= block.nbytes
-                ready.append((block, (name, block.nbytes, None, content)))
-            else:
-                ready.append((block, (name, block.nbytes, ray.put(content), None)))
-        return ready
-
     def _written(self, block: EncodedBlock, name: str) -> WrittenBlock:
         handle = f"{self._node}/{name}"
         return WrittenBlock(handle, block.fields, block.first_row, block.rows, block.nbytes)
@@ -104,6 +107,10 @@ class RayDataPlane(DataPlane):
         blocks = await self._fetch(list(handles), deadline)
         allow_pickle = self._config.data.pickle
         return await asyncio.to_thread(decode, wanted, blocks, copy=copy, allow_pickle=allow_pickle)
+
+    async def read_blocks(self, handles: Sequence[str], deadline: Deadline) -> list[Content]:
+        blocks = await self._fetch(list(dict.fromkeys(handles)), deadline)
+        return [blocks[handle].content for handle in handles]
 
     async def _fetch(self, handles: list[str], deadline: Deadline) -> dict[str, StoredBlock]:
         """The blocks, adopted by their stores where Ray cannot give the producer's object.
@@ -211,6 +218,19 @@ def _full(
         partition=partition,
         deadline=deadline.seconds,
     )
+
+
+def _put_blocks(blocks: Iterable[EncodedBlock]) -> list[tuple[EncodedBlock, _Entry]]:
+    room = SMALL_BYTES
+    ready: list[tuple[EncodedBlock, _Entry]] = []
+    for block in blocks:
+        name, content = secrets.token_hex(8), (block.header, block.buffers)
+        if block.nbytes <= room:
+            room -= block.nbytes
+            ready.append((block, (name, block.nbytes, None, content)))
+        else:
+            ready.append((block, (name, block.nbytes, ray.put(content), None)))
+    return ready
 
 
 def _by_node(handles: Iterable[str]) -> dict[str, list[str]]:

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: directories that are whole or not there. Nothing here knows Redis."""
