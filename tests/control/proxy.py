@@ -14,11 +14,16 @@ class CuttingProxy:
         url: where clients connect to.
         cuts: how many of the next commands with ``marker`` lose their reply and their connection.
         lost: how many replies were lost.
+        seen: how many commands with ``marker`` came; ``came`` is set with each.
+        slow_s: for how long every reply is held up.
     """
 
     def __init__(self, url: str, marker: bytes) -> None:
         self.cuts = 0
         self.lost = 0
+        self.seen = 0
+        self.came = asyncio.Event()
+        self.slow_s = 0.0
         self.url = ""
         self._marker = marker
         self._port = urlsplit(url).port
@@ -65,9 +70,12 @@ class CuttingProxy:
         self, source: asyncio.StreamReader, target: asyncio.StreamWriter, cut: asyncio.Event
     ) -> None:
         while data := await source.read(1 << 16):
-            if self.cuts and self._marker in data:
-                self.cuts -= 1
-                cut.set()
+            if self._marker in data:
+                self.seen += 1
+                self.came.set()
+                if self.cuts:
+                    self.cuts -= 1
+                    cut.set()
             target.write(data)
             await target.drain()
 
@@ -78,5 +86,6 @@ class CuttingProxy:
             if cut.is_set():
                 self.lost += 1
                 return
+            await asyncio.sleep(self.slow_s)
             target.write(data)
             await target.drain()

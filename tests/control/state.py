@@ -30,7 +30,7 @@ def dump(admin: Admin, namespace: str) -> dict[str, Any]:
     found = {
         key: readers[admin.type(key)](key)
         for key in admin.scan_iter(f"tq:{namespace}:*", count=1000)
-        if ":req:" not in key and not key.endswith(":next_sample")
+        if ":req:" not in key and not key.endswith((":next_sample", ":counted_by"))
     }
     for value in found.values():
         if isinstance(value, dict):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tests.control.build import handle, soon, write
+from tests.control.build import claim, handle, soon, write
 from tests.control.conftest import IDLE_TTL_S
 from tests.control.state import Admin, Partition
 from tq_redis.config import RedisConfig
@@ -41,9 +41,7 @@ async def consume(
         left[0] -= step
         deadline = Deadline(60)
         while True:
-            found = await plane.claim(
-                "p", task, list(fields), step, "me", soon(), group_size=group_size
-            )
+            found = await claim(plane, step, task=task, fields=fields, group_size=group_size)
             if isinstance(found, Claimed):
                 claims.append(found.ids)
                 break
@@ -129,7 +127,7 @@ async def test_no_write_is_lost(planes: list[ControlPlane], admin: Admin) -> Non
     async def put_many(plane: ControlPlane) -> int:
         return sum([await put(plane) for _ in range(6)])
 
-    await planes[0].claim("p", "t", ["a", "b", "c"], 1, "me", soon())
+    await claim(planes[0], 1, fields="abc")
     total = sum(await asyncio.gather(*(put_many(plane) for plane in planes * 4)))
     rows = await planes[0].describe("p", soon())
     assert len(rows.ids) == total

@@ -6,12 +6,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import WaitUntil
-from tests.control.build import soon, write
+from tests.control.build import claim, claimed, soon, write
 from tests.control.conftest import IDLE_TTL_S
 from tests.control.state import Admin, Partition
 from tq_redis.control.connection import RedisConnection
 from tq_redis.control.plane import ControlPlane
-from tq_redis.control.records import Claimed
 from tq_redis.deadline import Deadline
 
 pytestmark = pytest.mark.asyncio
@@ -31,8 +30,8 @@ async def test_every_key_expires_after_every_verb(plane: ControlPlane, admin: Ad
 
     put = write(4, ["x"], keys=list("abcd"), groups=list("gghh"), tags=[{"t": 1}] * 4)
     ids = (await check(plane.produce("p", put, soon()))).ids
-    await check(plane.claim("p", "t", ["x"], 99, "me", soon()))
-    await check(plane.claim("p", "t", ["x"], 2, "me", soon(), group_size=2))
+    await check(claim(plane, 99))
+    await check(claim(plane, 2, group_size=2))
     await check(plane.produce("p", write(2, ["y"], ids=ids[:2]), soon()))
     await check(plane.produce("p", write(4, ["x"], ids=ids), soon()))
     await check(plane.set_tags("p", ids[:1], [{"new": 1}], soon()))
@@ -45,11 +44,11 @@ async def test_what_writes_or_claims_prolongs_the_lifetime(
     plane: ControlPlane, connection: RedisConnection, admin: Admin, verb: str
 ) -> None:
     ids = (await plane.produce("p", write(4, ["x"]), soon())).ids
-    await plane.claim("p", "t", ["x"], 1, "me", soon())
+    await claim(plane, 1)
     longer = ControlPlane(connection, plane.keys.namespace, 5 * IDLE_TTL_S)
     calls: dict[str, Callable[[], Awaitable[Any]]] = {
         "produce": lambda: longer.produce("p", write(1, ["x"]), soon()),
-        "claim": lambda: longer.claim("p", "t", ["x"], 1, "me", soon()),
+        "claim": lambda: claim(longer, 1),
         "set_tags": lambda: longer.set_tags("p", ids[:1], [{"t": 1}], soon()),
         "clear_samples": lambda: longer.clear_samples("p", ids[:1], soon()),
     }
@@ -67,11 +66,9 @@ async def test_looking_does_not_prolong_it(
     longer = ControlPlane(connection, plane.keys.namespace, 5 * IDLE_TTL_S)
     await longer.describe("p", soon())
     await longer.locate("p", ids, ["x"], soon())
-    await longer.claim("p", "t", ["x"], 99, "me", soon())  # builds an index: that is writing
+    await claim(longer, 99)  # builds an index: that is writing
     before = lifetime(admin, plane)
-    await ControlPlane(connection, plane.keys.namespace, 50 * IDLE_TTL_S).claim(
-        "p", "t", ["x"], 99, "me", soon()
-    )
+    await claim(ControlPlane(connection, plane.keys.namespace, 50 * IDLE_TTL_S), 99)
     assert lifetime(admin, plane) <= before
 
 
@@ -81,7 +78,7 @@ async def test_an_idle_partition_goes_as_a_whole(
     plane = ControlPlane(connection, namespace, 1)
     put = write(2, ["x", "y"], keys=["a", "b"], groups=["g", "g"], tags=[{"t": 1}] * 2)
     await plane.produce("p", put, Deadline(20))
-    await plane.claim("p", "t", ["x"], 2, "me", soon(), group_size=2)
+    await claimed(plane, 2, group_size=2)
     key = plane.keys.summary("p")
 
     def left() -> set[str]:
@@ -103,8 +100,7 @@ async def test_ids_are_not_reused_while_a_partition_lives_by_claims_alone(
     await plane.produce("p", write(4, ["x"]), soon())
     admin.expire(plane.keys.next_sample, IDLE_TTL_S // 2)
     admin.expire(plane.keys.partitions, IDLE_TTL_S // 2)
-    plane._prolonged = Deadline(0)  # a quarter of the lifetime has passed
-    found = await plane.claim("p", "t", ["x"], 1, "me", soon())
-    assert isinstance(found, Claimed)
+    plane._prolonged.clear()  # a quarter of the lifetime has passed
+    await claimed(plane, 1)
     for name in (plane.keys.next_sample, plane.keys.partitions):
         assert admin.ttl(name) > lifetime(admin, plane)

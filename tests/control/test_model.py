@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -23,12 +22,20 @@ from hypothesis.stateful import (
 
 from tests.control.build import handle, soon, write
 from tests.control.conftest import check_and_clear
-from tests.control.state import Admin, Partition
+from tests.control.model import Model, Row
+from tests.control.state import COUNTERS, Admin, Partition, TaskState
 from tq_redis.config import RedisConfig
 from tq_redis.control.connection import RedisConnection
 from tq_redis.control.plane import ControlPlane
-from tq_redis.control.records import Claimed, NotEnough
-from tq_redis.errors import PartitionNotFoundError, SampleNotFoundError, SchemaConflictError
+from tq_redis.control.records import Claimed, NotEnough, Taken, Wanted
+from tq_redis.control.replies import ClaimReply
+from tq_redis.errors import (
+    PartitionEndedError,
+    PartitionNotFoundError,
+    SampleNotFoundError,
+    SchemaConflictError,
+)
+from tq_redis.metadata.claim import Claim
 
 T = TypeVar("T")
 
@@ -36,18 +43,38 @@ FIELDS = st.lists(st.sampled_from("xyz"), min_size=1, max_size=3, unique=True)
 KEYS = st.lists(st.sampled_from("abcdef"), min_size=1, max_size=4, unique=True)
 DTYPES = st.sampled_from(["float32"] * 6 + ["int64"])
 TAG = st.dictionaries(st.sampled_from(["s", "t"]), st.integers(0, 3), max_size=2)
+Asking = tuple[str, str]
+# In the order of ``Wanted``: lease in seconds, deliveries.
+Lease = tuple[float | None, int]
+LEASE_S = 1000.0
+LEASES = st.sampled_from([(None, 5), (LEASE_S, 1), (LEASE_S, 2), (LEASE_S, 9)])
+DRAWS = st.sampled_from(["0:0", "1:0", "0:1"])
 ASKING = st.sampled_from([("t", ""), ("t", "x"), ("t", "xy"), ("u", "yx"), ("u", "z")])
 
 
-@dataclass
-class Row:
-    """A sample: its cells by field, (handle, dtype)."""
+class TwicePlane(ControlPlane):
+    """Every call that changes something is sent twice, as after a lost reply."""
 
-    key: str | None
-    group: str | None
-    cells: dict[str, tuple[str, str]] = field(default_factory=dict)
-    tags: dict[str, int] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
+    async def _mutate(
+        self,
+        verb: Any,
+        partition: str,
+        values: Any,
+        kind: Any,
+        deadline: Any,
+        *,
+        request: Any = None,
+    ) -> Any:
+        request = request or uuid.uuid4().hex
+        first, second = [
+            await super(TwicePlane, self)._mutate(
+                verb, partition, values, kind, deadline, request=request
+            )
+            for _ in range(2)
+        ]
+        if first.code == "ok" and verb not in ("list_ready", "renew"):
+            assert first == second
+        return first
 
 
 class PartitionMachine(RuleBasedStateMachine):
@@ -55,15 +82,14 @@ class PartitionMachine(RuleBasedStateMachine):
 
     url: ClassVar[str]
 
-    @initialize()
-    def open(self) -> None:
+    @initialize(twice=st.booleans())
+    def open(self, twice: bool) -> None:
         self.loop = asyncio.new_event_loop()
         self.admin: Admin = redis.Redis.from_url(self.url, decode_responses=True)
         self.connection = RedisConnection(self.url, RedisConfig())
-        self.plane = ControlPlane(self.connection, f"model-{uuid.uuid4().hex}", 1000)
-        self.rows: dict[int, Row] = {}
-        self.exists = False
-        self.last_id = 0
+        kind = TwicePlane if twice else ControlPlane
+        self.plane = kind(self.connection, f"model-{uuid.uuid4().hex}", 1000)
+        self.model = Model()
 
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
@@ -72,6 +98,10 @@ class PartitionMachine(RuleBasedStateMachine):
         self.run(self.connection.close())
         self.admin.close()
         self.loop.close()
+
+    @property
+    def rows(self) -> dict[int, Row]:
+        return self.model.rows
 
     def run(self, call: Awaitable[T]) -> T:
         return self.loop.run_until_complete(call)
@@ -82,9 +112,13 @@ class PartitionMachine(RuleBasedStateMachine):
     def put(self, count: int, fields: list[str], groups: str | None) -> None:
         names = None if groups is None else list(groups[:count])
         entry = write(count, fields, groups=names)
-        written = self.run(self.plane.produce("p", entry, soon()))
+        call = self.plane.produce("p", entry, soon())
         self._reserved(count)
-        assert written.ids == list(range(self.last_id - count + 1, self.last_id + 1))
+        if self._refused(count, call):
+            return
+        written = self.run(call)
+        assert written.ids == list(range(self.model.last_id - count + 1, self.model.last_id + 1))
+        self.model.made += count
         for i, sample in enumerate(written.ids):
             self.rows[sample] = Row(None, names[i] if names else None)
         self._wrote(written.ids, fields, handle(entry), "float32", written.freed)
@@ -99,12 +133,15 @@ class PartitionMachine(RuleBasedStateMachine):
         entry = write(len(keys), fields, keys=keys, groups=groups, tags=tags, dtype=dtype)
         self._reserved(len(keys))
         call = self.plane.produce("p", entry, soon())
+        if self._refused(len(keys) - len(known), call):
+            return
         if self._conflicts(known.values(), fields, dtype, call):
             return
         written = self.run(call)
-        new = iter(range(self.last_id - len(keys) + 1, self.last_id + 1))
+        new = iter(range(self.model.last_id - len(keys) + 1, self.model.last_id + 1))
         expected = [known.get(key) or next(new) for key in keys]
         assert written.ids == expected
+        self.model.made += len(keys) - len(known)
         for key, sample in zip(keys, expected, strict=True):
             self.rows.setdefault(sample, Row(key, group)).tags.update(tag)
         self._wrote(expected, fields, handle(entry), dtype, written.freed)
@@ -127,42 +164,38 @@ class PartitionMachine(RuleBasedStateMachine):
         for sample in ids:
             self.rows[sample].tags = dict(tag)
 
-    @precondition(lambda self: self.last_id)
+    @precondition(lambda self: self.model.last_id)
     @rule(fields=FIELDS)
     def write_late(self, fields: list[str]) -> None:
-        stale = set(range(1, self.last_id + 1)) - set(self.rows)
+        stale = set(range(1, self.model.last_id + 1)) - set(self.rows)
         ids = sorted(stale)[:2] + sorted(self.rows)[:1]
         if not stale:
             return
-        refusal = SampleNotFoundError if self.exists else PartitionNotFoundError
+        refusal = SampleNotFoundError if self.model.exists else PartitionNotFoundError
         with pytest.raises(refusal) as caught:
             self.run(self.plane.produce("p", write(len(ids), fields, ids=ids), soon()))
-        if self.exists:
+        if self.model.exists:
             assert caught.value.rows == tuple(sorted(stale)[:2])
 
     # Claiming
 
-    @rule(asking=ASKING, size=st.sampled_from([0, 2, 3]), times=st.integers(1, 4))
-    def claim(self, asking: tuple[str, str], size: int, times: int) -> None:
+    @rule(asking=ASKING, size=st.sampled_from([0, 2, 3]), times=st.integers(1, 4), lease=LEASES)
+    def claim(self, asking: Asking, size: int, times: int, lease: Lease) -> None:
         task, fields = asking
         count = times * max(size, 1)
-        able = [
-            sample
-            for sample, row in sorted(self.rows.items())
-            if task not in row.taken and set(fields) <= set(row.cells)
-        ]
+        wanted = Wanted(task, list(fields), count, size, *lease)
+        found = self.run(self.plane.claim("p", wanted, "me", soon()))
+        self.model.reap(task)
+        able = self.model.able(task, fields)
         groups: dict[str, list[int]] = {}
         for sample in able:
             group = self.rows[sample].group
             if group is not None:
                 groups.setdefault(group, []).append(sample)
-        call = self.plane.claim("p", task, list(fields), count, "me", soon(), group_size=size)
-        found = self.run(call)
         whole = sum(len(ids) // size for ids in groups.values()) if size else 0
         if (len(able) if not size else whole * size) < count:
             ready = len(able) if not size else sum(map(len, groups.values()))
-            assert isinstance(found, NotEnough)
-            assert (found.exists, found.ready, found.groups) == (self.exists, ready, whole)
+            self._too_few(found, task, ready, whole)
             return
         assert isinstance(found, Claimed)
         if not size:
@@ -173,32 +206,181 @@ class PartitionMachine(RuleBasedStateMachine):
             assert group is not None
             assert part == groups[group][:size]
             del groups[group][:size]
-        assert found.tags == [self.rows[sample].tags for sample in found.ids]
-        for sample in found.ids:
-            self.rows[sample].taken.add(task)
+        self._took(found, task, lease)
+
+    @rule(asking=ASKING, count=st.integers(1, 4), lease=LEASES, early=st.booleans())
+    def claim_that_is_cancelled(
+        self, asking: Asking, count: int, lease: Lease, early: bool
+    ) -> None:
+        """It leaves nothing, also where it arrives behind its cancellation."""
+        task, fields = asking
+        wanted = Wanted(task, list(fields), count, 0, *lease)
+        request = uuid.uuid4().hex
+        arguments = self.plane._claim_arguments(wanted, "me") | {"count": count, "need": count}
+        claim = self.plane._run_again("p", "claim", task, arguments, ClaimReply, soon(), request)
+        undo = self.plane._undo("p", task, request)
+        calls = (undo, claim) if early else (claim, undo)
+        replies: list[Any] = [self.run(call) for call in calls]
+        if early:
+            assert replies[1].code == "cancelled"
+            return
+        self.model.reap(task)
+        able = self.model.able(task, fields)
+        assert (replies[0].code == "ok") == (len(able) >= count)
+        if replies[0].code == "ok":
+            assert replies[0].ids == able[:count]
+            self.model.numbers += 1
+            if lease[0]:  # a delivery that was counted and taken back
+                for sample in able[:count]:
+                    self.rows[sample].deliveries.setdefault(task, 0)
+
+    @rule(task=st.sampled_from("tu"), draw=DRAWS, count=st.integers(1, 3), lease=LEASES)
+    def draw(self, task: str, draw: str, count: int, lease: Lease) -> None:
+        wanted = Wanted(task, ["x"], count, 0, *lease, draw=draw)
+        call = self.plane.claim("p", wanted, "me", soon())
+        self.model.reap(task)
+        if (task, draw) in self.model.draws:
+            self._drawn_before(call, task, draw, lease)
+            return
+        able = self.model.able(task, "x")
+        found = self.run(call)
+        if len(able) < count:
+            self._too_few(found, task, len(able), 0)
+            return
+        assert isinstance(found, Claimed)
+        assert found.ids == able[:count]
+        self._took(found, task, lease, draw)
+
+    @rule(asking=ASKING, data=st.data(), lease=LEASES)
+    def choose(self, asking: Asking, data: st.DataObject, lease: Lease) -> None:
+        task, fields = asking
+        wanted = Wanted(task, list(fields), 1, 0, *lease)
+        able = self._ready(wanted)
+        ids = st.sampled_from([*able, *able, 10**6, *self.rows])
+        chosen = data.draw(st.lists(ids, max_size=4, unique=True))
+        found = self.run(self.plane.claim_chosen("p", wanted, "me", chosen, soon()))
+        taken = [sample for sample in chosen if sample not in able]
+        if not self.model.exists:
+            assert isinstance(found, NotEnough)
+        elif taken or not chosen:
+            assert found == Taken(taken)
+        else:
+            assert isinstance(found, Claimed)
+            assert found.ids == chosen
+            self._took(found, task, lease)
+
+    @rule(data=st.data(), rank=st.sampled_from([0, 1]), lease=LEASES)
+    def deal_out(self, data: st.DataObject, rank: int, lease: Lease) -> None:
+        """Shares for two ranks; one that has its share, or will find it, gets no second one."""
+        own, other = ("0:0", "1:0") if rank == 0 else ("1:0", "0:0")
+        wanted = Wanted("t", ["x"], 1, 0, *lease, draw=own)
+        able = self._ready(wanted)
+        if ("t", own) in self.model.draws:
+            call = self.plane.claim_chosen("p", wanted, "me", [], soon(), shares={})
+            self._drawn_before(call, "t", own, lease)
+            return
+        if len(able) < 2:
+            return
+        ids = st.lists(st.sampled_from(able), min_size=2, max_size=4, unique=True)
+        chosen = data.draw(ids)
+        cut = len(chosen) // 2
+        shares = {own: chosen[:cut], other: chosen[cut:]}
+        found = self.run(self.plane.claim_chosen("p", wanted, "me", chosen, soon(), shares=shares))
+        assert isinstance(found, Claimed)
+        assert found.ids == chosen[:cut]
+        self._took(found, "t", lease, own)
+        if ("t", other) not in self.model.draws:
+            self.model.keep_share("t", chosen[cut:], lease[1], other)
+
+    # Leases
+
+    @precondition(lambda self: self.model.history)
+    @rule(data=st.data())
+    def ack(self, data: st.DataObject) -> None:
+        task, number, ids = self._part(data)
+        lost = self.run(self.plane.ack("p", Claim(task, number), ids, soon()))
+        assert lost == self.model.lost(task, number, ids)
+        self.model.acknowledge(number, ids)
+
+    @precondition(lambda self: self.model.history)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        task, number, ids = self._part(data)
+        self.run(self.plane.release("p", Claim(task, number), ids, soon()))
+        self.model.release(number, ids)
+
+    @precondition(lambda self: self.model.history)
+    @rule(data=st.data(), lease=st.sampled_from([None, 500.0]))
+    def renew(self, data: st.DataObject, lease: float | None) -> None:
+        task, number, _ = self._part(data)
+        left = self.run(self.plane.renew("p", Claim(task, number), lease, soon()))
+        claim = self.model.claims.get(number)
+        assert left == (None if claim is None else lease or LEASE_S)
+        if claim is not None and claim.due:
+            claim.due = "later"
+
+    @precondition(lambda self: any(claim.due for claim in self.model.claims.values()))
+    @rule(data=st.data())
+    def time_passes(self, data: st.DataObject) -> None:
+        """A lease runs out; nobody has noticed yet."""
+        running = sorted(n for n, claim in self.model.claims.items() if claim.due)
+        number = data.draw(st.sampled_from(running))
+        claim = self.model.claims[number]
+        claim.due = "now"
+        self.admin.zadd(f"{self.plane.keys.summary('p')}:leases:{claim.task}", {str(number): 1})
+
+    @rule(task=st.sampled_from("tu"))
+    def reset_consumption(self, task: str) -> None:
+        call = self.plane.reset_consumption("p", task, soon())
+        if not self.model.exists:
+            with pytest.raises(PartitionNotFoundError):
+                self.run(call)
+            return
+        assert self.run(call) == self.model.reset(task)
+
+    # What is to come
+
+    @rule(more=st.integers(-1, 8))
+    def expect(self, more: int) -> None:
+        samples = self.model.made + more
+        call = self.plane.expect("p", max(0, samples), soon())
+        self._reserved(1)
+        if self.model.ended or 0 <= samples < self.model.made:
+            with pytest.raises(PartitionEndedError):
+                self.run(call)
+            return
+        self.run(call)
+        self.model.exists = True
+        self.model.expected = max(0, samples)
+
+    @precondition(lambda self: self.model.made > 8)
+    @rule()
+    def end(self) -> None:
+        self.run(self.plane.expect("p", None, soon()))
+        self._reserved(1)
+        self.model.exists = self.model.ended = True
 
     # Clearing
 
     @rule(data=st.data())
     def clear_samples(self, data: st.DataObject) -> None:
         ids = self._some(data) if self.rows else []
-        before = self._used()
+        before = self.model.used()
         freed = self.run(self.plane.clear_samples("p", [*ids, 10**6, *ids[:1]], soon()))
         for sample in ids:
             del self.rows[sample]
-        assert sorted(freed) == sorted(before - self._used())
+        assert sorted(freed) == sorted(before - self.model.used())
         self.run(self.plane.forget_freed("p", freed, soon()))
 
     @rule()
     def clear_partition(self) -> None:
         generations = self.run(self.plane.clear_partition("p", soon()))
-        assert len(generations) == self.exists
+        assert len(generations) == self.model.exists
         for generation in generations:
             trash = self.run(self.plane.trash("p", generation, soon()))
-            assert sorted(trash) == sorted(self._used())
+            assert sorted(trash) == sorted(self.model.used())
             self.run(self.plane.empty_trash("p", generation, soon()))
-        self.rows.clear()
-        self.exists = False
+        self.model.forget()
 
     # What must hold
 
@@ -206,25 +388,40 @@ class PartitionMachine(RuleBasedStateMachine):
     def same(self) -> None:
         if not hasattr(self, "loop"):
             return
-        assert self.run(self.plane.partitions(soon())) == (["p"] if self.exists else [])
-        if not self.exists:
+        assert self.run(self.plane.partitions(soon())) == (["p"] if self.model.exists else [])
+        if not self.model.exists:
             return
         partition = Partition(self.admin, self.plane.keys.summary("p"))
         partition.check()
-        assert {block["handle"] for block in partition.blocks.values()} == self._used()
+        assert {block["handle"] for block in partition.blocks.values()} == self.model.used()
         found = self.run(self.plane.describe("p", soon(), task="t"))
         rows = [self.rows[sample] for sample in found.ids]
         assert found.ids == sorted(self.rows)
         assert found.keys == [row.key for row in rows]
         assert found.tags == [row.tags for row in rows]
-        assert found.consumed == ["t" in row.taken for row in rows]
+        assert found.states == [row.state("t") for row in rows]
         for name, flags in found.produced.items():
             assert flags == [name in row.cells for row in rows]
             count = sum(flags)
             assert partition.summary.get(f"produced:{name}", "0") == str(count)
         for task in "tu":
-            consumed = sum(task in row.taken for row in rows)
-            assert partition.summary.get(f"consumed:{task}", "0") == str(consumed)
+            for state, counter in COUNTERS.items():
+                count = self.model.count(task, state)
+                assert partition.summary.get(f"{counter}:{task}", "0") == str(count)
+            self._same_claims(TaskState(self.admin, self.plane.keys.summary("p"), task))
+
+    def _same_claims(self, found: TaskState) -> None:
+        claims = {n: each for n, each in self.model.claims.items() if each.task == found.task}
+        assert {int(number) for number in found.claims} == claims.keys()
+        assert {int(number) for number in found.leases} == {n for n in claims if claims[n].due}
+        draws = {at[1]: draw[0] for at, draw in self.model.draws.items() if at[0] == found.task}
+        assert {name: draw["claim"] for name, draw in found.draws.items()} == draws
+        deliveries = {
+            str(sample): row.deliveries[found.task]
+            for sample, row in self.rows.items()
+            if found.task in row.deliveries
+        }
+        assert found.deliveries == deliveries
 
     # Inner parts
 
@@ -233,20 +430,80 @@ class PartitionMachine(RuleBasedStateMachine):
         return data.draw(st.lists(ids, min_size=1, max_size=4, unique=True))
 
     def _reserved(self, count: int) -> None:
-        self.last_id += count
-
-    def _used(self) -> set[str]:
-        return {name for row in self.rows.values() for name, _ in row.cells.values()}
+        self.model.last_id += count
 
     def _wrote(
         self, ids: list[int], fields: list[str], name: str, dtype: str, freed: list[str]
     ) -> None:
-        before = self._used()
-        self.exists = True
+        before = self.model.used()
+        self.model.exists = True
         for sample in ids:
             self.rows[sample].cells |= dict.fromkeys(fields, (name, dtype))
-        assert sorted(freed) == sorted(before - self._used())
+        assert sorted(freed) == sorted(before - self.model.used())
         self.run(self.plane.forget_freed("p", freed, soon()))
+
+    def _refused(self, new: int, call: Awaitable[Any]) -> bool:
+        """Whether more samples are made than are to come; if so, the write must be refused."""
+        if not self.model.refuses_new(new):
+            return False
+        with pytest.raises(PartitionEndedError):
+            self.run(call)
+        return True
+
+    def _ready(self, wanted: Wanted) -> list[int]:
+        """What a sampler sees; checked."""
+        ready, standing = self.run(self.plane.ready("p", wanted, "me", soon()))
+        drawn = (wanted.task, wanted.draw) in self.model.draws
+        if ready is None:
+            assert drawn
+            self.model.reap(wanted.task)
+            return []
+        self.model.reap(wanted.task)
+        able = self.model.able(wanted.task, wanted.fields) if self.model.exists else []
+        assert ready.ids == able
+        assert ready.groups == [self.rows[sample].group for sample in able]
+        assert ready.tags == [self.rows[sample].tags for sample in able]
+        self._too_few(standing, wanted.task, len(able), 0)
+        return able
+
+    def _drawn_before(
+        self, call: Awaitable[Claimed | Taken | NotEnough], task: str, draw: str, lease: Lease
+    ) -> None:
+        """Whoever asks for a draw again gets the same samples."""
+        number, ids = self.model.draws[task, draw]
+        gone = [sample for sample in ids if sample not in self.rows]
+        if gone:
+            with pytest.raises(SampleNotFoundError) as caught:
+                self.run(call)
+            assert caught.value.rows == tuple(gone)
+            return
+        found = self.run(call)
+        assert isinstance(found, Claimed)
+        leased, limit = lease[0] is not None, lease[1]
+        assert found.ids == self.model.draw_again(task, draw, leased=leased, limit=limit)
+        assert set(found.claims) == {Claim(task, number) if leased else None}
+
+    def _too_few(self, found: object, task: str, ready: int, groups: int) -> None:
+        assert isinstance(found, NotEnough)
+        model = self.model
+        assert (found.exists, found.ready, found.groups) == (model.exists, ready, groups)
+        if model.exists:
+            assert found.left == model.left(task)
+            done = model.ended or (model.expected is not None and model.made >= model.expected)
+            assert found.complete == done
+        assert (found.retry_s is not None) == (model.exists and model.has_leases(task))
+
+    def _took(self, found: Claimed, task: str, lease: Lease, draw: str | None = None) -> None:
+        assert found.tags == [self.rows[sample].tags for sample in found.ids]
+        leased = lease[0] is not None
+        number = self.model.take(task, found.ids, leased=leased, limit=lease[1], draw=draw)
+        assert set(found.claims) == {Claim(task, number) if leased else None}
+
+    def _part(self, data: st.DataObject) -> tuple[str, int, list[int]]:
+        """Some rows of a claim that was made at some time."""
+        task, number, ids = data.draw(st.sampled_from(self.model.history))
+        some = st.lists(st.sampled_from(ids), min_size=1, unique=True)
+        return task, number, sorted(data.draw(st.just(ids) | some))
 
     def _conflicts(
         self, ids: Iterable[int], fields: list[str], dtype: str, call: Awaitable[Any]

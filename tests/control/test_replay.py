@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from tests.control.build import handle, soon, write
+from tests.control.build import claim, claimed, handle, soon, write
 from tests.control.conftest import IDLE_TTL_S
 from tests.control.proxy import CuttingProxy
 from tests.control.state import Admin
@@ -15,7 +15,9 @@ from tq_redis.config import RedisConfig
 from tq_redis.control.connection import RedisConnection
 from tq_redis.control.owner import Ownership
 from tq_redis.control.plane import ControlPlane
-from tq_redis.control.records import Claimed
+from tq_redis.control.records import Wanted
+from tq_redis.control.replies import ClaimReply
+from tq_redis.metadata.claim import Claim
 
 pytestmark = pytest.mark.asyncio
 
@@ -39,15 +41,13 @@ async def test_a_claim_is_made_once(
     cut: ControlPlane, plane: ControlPlane, proxy: CuttingProxy, times: int
 ) -> None:
     ids = (await plane.produce("p", write(20, ["x"]), soon())).ids
-    await plane.claim("p", "other", ["x"], 1, "me", soon())
+    await claim(plane, 1, task="other")
     proxy.cuts = times
-    found = await cut.claim("p", "t", ["x"], 8, "me", soon())
-    assert isinstance(found, Claimed)
-    assert found.ids == ids[:8]
+    assert (await claimed(cut, 8)).ids == ids[:8]
     assert proxy.lost == times
     assert (await plane.summary("p", soon()))["consumed:t"] == 8
     rows = await plane.describe("p", soon(), task="t")
-    assert sum(rows.consumed) == 8
+    assert rows.states == ["consumed"] * 8 + ["open"] * 12
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -108,3 +108,88 @@ async def test_ownership_is_taken_and_given_up(
         await call(soon())
     assert proxy.lost == 3
     assert admin.get(cut.keys.owner) is None
+
+
+# Leases
+
+
+def counts(summary: dict[str, int | str]) -> list[int | str]:
+    return [summary.get(f"{name}:t", 0) for name in ("claimed", "consumed", "set_aside")]
+
+
+async def leased(plane: ControlPlane, count: int = 4) -> tuple[Claim, list[int]]:
+    found = await claimed(plane, count, lease_s=1000.0, max_deliveries=1)
+    (held,) = set(found.claims)
+    assert held is not None
+    return held, found.ids
+
+
+@pytest.mark.parametrize("flush", [True, False])
+async def test_what_becomes_of_leased_samples(
+    cut: ControlPlane, plane: ControlPlane, proxy: CuttingProxy, admin: Admin, flush: bool
+) -> None:
+    await plane.produce("p", write(12, ["x"]), soon())
+
+    def lose() -> None:
+        proxy.cuts = 1
+        if flush:
+            admin.script_flush()
+
+    await claim(plane, 99)
+    lose()
+    held, ids = await leased(cut)
+    lose()
+    assert await cut.ack("p", held, ids[:2], soon()) == []
+    lose()
+    assert await cut.ack("p", held, ids[:3], soon()) == []
+    assert counts(await plane.summary("p", soon())) == [1, 3, 0]
+    lose()
+    assert await cut.renew("p", held, None, soon()) == 1000.0
+    lose()
+    await cut.release("p", held, ids[2:], soon())  # delivered once: it is set aside
+    assert counts(await plane.summary("p", soon())) == [0, 3, 1]
+    lose()
+    assert await cut.ack("p", held, ids, soon()) == ids[3:]
+    lose()
+    assert await cut.renew("p", held, None, soon()) is None
+    held, ids = await leased(plane)
+    lose()
+    assert await cut.reset_consumption("p", "t", soon()) == 8
+    assert counts(await plane.summary("p", soon())) == [0, 0, 0]
+    assert (await claimed(plane, 12)).ids == list(range(1, 13))
+    assert proxy.lost == 8
+
+
+async def test_a_claim_is_cancelled_once(
+    cut: ControlPlane, plane: ControlPlane, proxy: CuttingProxy
+) -> None:
+    """Also where the claim's own reply was lost before, and others claimed since."""
+    await plane.produce("p", write(8, ["x"]), soon())
+    await claim(plane, 99)
+    wanted = Wanted("t", ["x"], 4, lease_s=1000.0)
+    arguments = cut._claim_arguments(wanted, "me") | {"count": 4, "need": 4}
+    proxy.cuts = 1
+    await cut._run_again("p", "claim", "t", arguments, ClaimReply, soon(), "request")
+    proxy.cuts = 1
+    await cut._undo("p", "t", "request")
+    _, ids = await leased(plane)
+    assert ids == [1, 2, 3, 4]
+    proxy.cuts = 1
+    await cut._undo("p", "t", "request")
+    assert counts(await plane.summary("p", soon())) == [4, 0, 0]
+    late = await plane._run_again("p", "claim", "t", arguments, ClaimReply, soon(), "request")
+    assert late.code == "cancelled"
+    assert proxy.lost == 3
+
+
+async def test_what_is_to_come_is_said_once(
+    cut: ControlPlane, plane: ControlPlane, proxy: CuttingProxy
+) -> None:
+    for samples in (5, 3, None, None):
+        proxy.cuts = 1
+        await cut.expect("p", samples, soon())
+    summary = await plane.summary("p", soon())
+    assert summary["expected"] == 3
+    assert "ended" in summary
+    assert await plane.partitions(soon()) == ["p"]
+    assert proxy.lost == 4

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.conftest import WaitUntil
-from tests.control.build import soon, write
+from tests.control.build import claim, soon, write
 from tests.control.state import Admin
 from tq_redis.control import connection as connection_module
 from tq_redis.control.plane import ControlPlane
@@ -24,14 +24,14 @@ async def get(plane: ControlPlane, count: int, *, task: str = "t", group_size: i
     """Wait for a claim as the client does."""
     deadline = Deadline(60)
     while True:
-        found = await plane.claim("p", task, ["x"], count, "me", soon(), group_size=group_size)
+        found = await claim(plane, count, task=task, group_size=group_size)
         if isinstance(found, Claimed):
             return found
         await plane.wait("p", found.event, deadline)
 
 
 async def short(plane: ControlPlane) -> str:
-    found = await plane.claim("p", "t", ["x"], 99, "me", soon())
+    found = await claim(plane, 99)
     assert isinstance(found, NotEnough)
     return found.event
 
@@ -92,7 +92,7 @@ async def test_more_events_than_are_kept(plane: ControlPlane) -> None:
     event = await short(plane)
     for _ in range(600):
         await plane.produce("p", write(1, ["x"]), soon())
-        await plane.claim("p", "other", ["x"], 1, "me", soon())
+        await claim(plane, 1, task="other")
     start = time.monotonic()
     await plane.wait("p", event, soon())
     assert time.monotonic() - start < WOKEN_S
@@ -105,7 +105,7 @@ async def test_claims_of_others_do_not_wake(plane: ControlPlane) -> None:
     start = time.monotonic()
     waiter = asyncio.create_task(plane.wait("p", event, Deadline(0.4)))
     for _ in range(5):
-        await plane.claim("p", "t", ["x"], 2, "me", soon())
+        await claim(plane, 2)
     await waiter
     assert time.monotonic() - start > 0.3
 

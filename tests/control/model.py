@@ -1,0 +1,213 @@
+"""A plain Python model of one partition: what every call must do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Row:
+    """A sample: its cells by field, (handle, dtype); by task, its record and its deliveries."""
+
+    key: str | None
+    group: str | None
+    cells: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tags: dict[str, int] = field(default_factory=dict)
+    records: dict[str, tuple[str, int]] = field(default_factory=dict)
+    deliveries: dict[str, int] = field(default_factory=dict)
+
+    def state(self, task: str) -> str:
+        return self.records.get(task, ("open", 0))[0]
+
+
+@dataclass
+class OpenClaim:
+    """``due``: when its lease runs out; None: it has none yet, since nobody asked for the share."""
+
+    task: str
+    ids: list[int]
+    rows: int
+    limit: int
+    draw: str | None
+    due: str | None
+
+
+class Model:
+    """One partition.
+
+    Attributes:
+        claims: the open ones by number.
+        draws: by task and name, (claim number, ids).
+        history: (task, claim number, ids) of every leased claim that a consumer got.
+    """
+
+    def __init__(self) -> None:
+        self.last_id = 0
+        self.rows: dict[int, Row] = {}
+        self.forget()
+
+    def forget(self) -> None:
+        """The partition is cleared."""
+        self.rows.clear()
+        self.exists = False
+        self.made = 0
+        self.expected: int | None = None
+        self.ended = False
+        self.numbers = 0
+        self.claims: dict[int, OpenClaim] = {}
+        self.draws: dict[tuple[str, str], tuple[int, list[int]]] = {}
+        self.history: list[tuple[str, int, list[int]]] = []
+
+    # Reading
+
+    def used(self) -> set[str]:
+        """Handles of blocks with a cell in use."""
+        return {name for row in self.rows.values() for name, _ in row.cells.values()}
+
+    def able(self, task: str, fields: Iterable[str]) -> list[int]:
+        """What the task may claim."""
+        return [
+            sample
+            for sample, row in sorted(self.rows.items())
+            if task not in row.records and set(fields) <= set(row.cells)
+        ]
+
+    def count(self, task: str, state: str) -> int:
+        return sum(row.state(task) == state for row in self.rows.values())
+
+    def left(self, task: str) -> int | None:
+        """Samples that the task can still get; None: nobody said how many there will be."""
+        still = self.count(task, "open") + self.count(task, "leased")
+        if self.ended:
+            return still
+        return None if self.expected is None else still + max(0, self.expected - self.made)
+
+    def has_leases(self, task: str) -> bool:
+        return any(each.task == task and each.due for each in self.claims.values())
+
+    def refuses_new(self, count: int) -> bool:
+        """Whether so many new rows are more than are to come."""
+        too_many = self.expected is not None and self.made + count > self.expected
+        return count > 0 and (self.ended or too_many)
+
+    # Claims
+
+    def take(
+        self, task: str, ids: Sequence[int], *, leased: bool, limit: int, draw: str | None = None
+    ) -> int:
+        """The number of the claim."""
+        self.numbers += 1
+        if draw is not None:
+            self.draws[task, draw] = (self.numbers, list(ids))
+        if leased:
+            self._hold(self.numbers, OpenClaim(task, list(ids), len(ids), limit, draw, "later"))
+            self._deliver(self.numbers)
+        else:
+            self._record(task, ids, "consumed", self.numbers)
+        return self.numbers
+
+    def keep_share(self, task: str, ids: Sequence[int], limit: int, draw: str) -> None:
+        """A part of what another rank drew, until its rank asks for it."""
+        self.numbers += 1
+        self.draws[task, draw] = (self.numbers, list(ids))
+        self._hold(self.numbers, OpenClaim(task, list(ids), len(ids), limit, draw, None))
+
+    def draw_again(self, task: str, name: str, *, leased: bool, limit: int) -> list[int]:
+        number, ids = self.draws[task, name]
+        claim = self.claims.get(number)
+        if claim is not None and claim.due is None:
+            if leased:
+                claim.due, claim.limit = "later", limit
+                self._deliver(number)
+            else:
+                self._record(task, ids, "consumed", number)
+                del self.claims[number]
+        return ids
+
+    def held(self, number: int, ids: Collection[int]) -> list[int]:
+        """Of ``ids``, those that an open claim holds."""
+        if number not in self.claims:
+            return []
+        task = self.claims[number].task
+        return [i for i in ids if i in self.rows and self._is(i, task, "leased", number)]
+
+    def lost(self, task: str, number: int, ids: Collection[int]) -> list[int]:
+        """What an acknowledgement of ``ids`` must report."""
+        mine = self.held(number, ids)
+        there = [i for i in ids if i in self.rows and i not in mine]
+        return [i for i in there if not self._is(i, task, "consumed", number)]
+
+    def acknowledge(self, number: int, ids: Sequence[int]) -> None:
+        if number in self.claims:
+            task = self.claims[number].task
+            mine = self.held(number, ids)
+            self._record(task, mine, "consumed", number)
+            for sample in mine:
+                self.rows[sample].deliveries.pop(task, None)
+            self._shrink(number, len(mine))
+
+    def release(self, number: int, ids: Sequence[int]) -> None:
+        mine = self.held(number, ids)
+        if mine:
+            self._return(number, mine)
+            self._forget_draw(number)
+            self.claims[number].draw = None
+            self._shrink(number, len(mine))
+
+    def reap(self, task: str) -> None:
+        """Claims whose lease has run out end when somebody asks for samples."""
+        due = [n for n, each in self.claims.items() if each.task == task and each.due == "now"]
+        for number in due:
+            self._return(number, self.held(number, self.claims[number].ids))
+            self._forget_draw(number)
+            del self.claims[number]
+
+    def reset(self, task: str) -> int:
+        """How many rows come back."""
+        taken = [row for row in self.rows.values() if task in row.records]
+        for row in self.rows.values():
+            row.records.pop(task, None)
+            row.deliveries.pop(task, None)
+        self.claims = {n: each for n, each in self.claims.items() if each.task != task}
+        self.draws = {at: draw for at, draw in self.draws.items() if at[0] != task}
+        return len(taken)
+
+    # Inner parts
+
+    def _is(self, sample: int, task: str, state: str, number: int) -> bool:
+        return self.rows[sample].records.get(task) == (state, number)
+
+    def _record(self, task: str, ids: Iterable[int], state: str, number: int) -> None:
+        for sample in ids:
+            self.rows[sample].records[task] = (state, number)
+
+    def _hold(self, number: int, claim: OpenClaim) -> None:
+        self.claims[number] = claim
+        self._record(claim.task, claim.ids, "leased", number)
+
+    def _deliver(self, number: int) -> None:
+        """A consumer has the claim."""
+        task, ids = self.claims[number].task, self.claims[number].ids
+        self.history.append((task, number, ids))
+        for sample in ids:
+            counts = self.rows[sample].deliveries
+            counts[task] = counts.get(task, 0) + 1
+
+    def _return(self, number: int, ids: Iterable[int]) -> None:
+        claim = self.claims[number]
+        for sample in ids:
+            row = self.rows[sample]
+            del row.records[claim.task]
+            if row.deliveries.get(claim.task, 0) >= claim.limit:
+                row.records[claim.task] = ("aside", number)
+
+    def _forget_draw(self, number: int) -> None:
+        draw = self.claims[number].draw
+        if draw is not None:
+            self.draws.pop((self.claims[number].task, draw), None)
+
+    def _shrink(self, number: int, rows: int) -> None:
+        self.claims[number].rows -= rows
+        if self.claims[number].rows <= 0:
+            del self.claims[number]
