@@ -26,6 +26,7 @@ COMMANDS = {
     "set": "SMEMBERS",
     "zset": "ZRANGE ... 0 -1 WITHSCORES",
     "stream": "XRANGE ... - +",
+    "any": "TYPE",
 }
 NAMES = {"zset": "sorted set"}
 

@@ -10,6 +10,7 @@ import torch
 from tensordict import NonTensorData, TensorDict
 
 import tq_redis as tq
+from tq_redis.deadline import Deadline
 
 
 def jagged(*lengths: int) -> torch.Tensor:
@@ -227,3 +228,54 @@ def test_tags_are_put_with_the_columns(client: tq.Client) -> None:
     assert found.custom_meta == more.custom_meta
     with pytest.raises(tq.InputError, match="tags for 1 rows, the columns have 2"):
         client.put({"x": torch.zeros(2)}, partition_id="p", tags=[{}])
+
+
+def stored_blocks(client: tq.Client) -> list[str]:
+    """Handles that the memory backend holds in this namespace."""
+    call = client._core.data.unconfirmed(-1.0, Deadline(10))
+    return [handle for held in client._portal.run(call).values() for handle in held]
+
+
+def test_a_put_of_many_rows_is_one_block(client: tq.Client) -> None:
+    """Redis handles the rows in steps; the bytes are written once."""
+    x = torch.arange(5000)
+    meta = client.put({"x": x, "s": [str(i) for i in range(5000)]}, partition_id="p")
+    assert meta.global_indexes == list(range(meta.global_indexes[0], meta.global_indexes[0] + 5000))
+    found = client.get_columns(meta)
+    assert torch.equal(found["x"], x)
+    assert found["s"] == [str(i) for i in range(5000)]
+    more = client.put({"y": x + 1}, meta[::-1])
+    assert torch.equal(client.get_columns(more)["y"], x + 1)
+    assert len(stored_blocks(client)) == 2
+    client.clear_samples(meta[:4999])
+    assert len(stored_blocks(client)) == 2
+    assert client.get_columns(meta[4999:])["x"].tolist() == [4999]
+    client.clear_samples(meta[4999:])
+    assert stored_blocks(client) == []
+
+
+def test_a_consumer_that_clears_faster_than_a_put_goes_on(
+    client: tq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between two steps of the put, all rows of the first are claimed and cleared."""
+    control = client._core.control
+    produce, steps = control.produce, 0
+
+    async def produce_and_clear(partition: str, write: Any, deadline: Any) -> Any:
+        nonlocal steps
+        result = await produce(partition, write, deadline)
+        steps += 1
+        if steps == 1:
+            freed = await control.clear_samples(partition, result.ids, deadline)
+            await client._core.data.delete(freed, deadline)
+        return result
+
+    monkeypatch.setattr(control, "produce", produce_and_clear)
+    x = torch.arange(3000)
+    meta = client.put({"x": x}, partition_id="p")
+    left = client.get_summary("p")["samples"]
+    assert isinstance(left, int)
+    assert 0 < left < 3000
+    assert torch.equal(client.get_columns(meta[3000 - left :])["x"], x[3000 - left :])
+    with pytest.raises(tq.SampleNotFoundError):
+        client.get_columns(meta[:1])

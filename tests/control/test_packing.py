@@ -43,7 +43,7 @@ def test_the_arguments_of_a_write() -> None:
     put = write(2, ["a b"], keys=["k", "l"], groups=["g:", "g:"], tags=[{"t": 1}, {}])
     packed = write_arguments(put)
     (block,) = packed["blocks"]
-    assert block[2:] == (0, 2, ["a%20b"], ["float32"])
+    assert block[2:] == (0, 2, ["a%20b"], ["float32"], 0, 0)
     assert packed["schema"][0] == "a%20b"
     assert packed["tags"] == [("t", ["1", ""])]
     assert (packed["count"], packed["keys"], packed["groups"]) == (2, ["k", "l"], ["g%3A"] * 2)
@@ -62,14 +62,32 @@ def test_pages_of_locations_are_joined() -> None:
 
 
 def test_pages_of_descriptions_are_joined() -> None:
-    rows = Rows([], [], [], {}, {}, [])
+    rows = Rows([], [], [], {}, {}, [], [])
     form = '{"kind":"dense","dtype":"float32"}'
-    append_rows(rows, DescribeReply("ok", [1, 2], ["a", ""], [], [("x", form, "10")], "01"))
-    append_rows(rows, DescribeReply("ok", [3], ["c"], [("t", ["1"])], [("y", form, "1")], "1"))
+    one = DescribeReply(
+        "ok",
+        [1, 2],
+        keys=["a", ""],
+        fields=[("x", form, "10")],
+        states="-c",
+        groups=["", "=%25"],
+    )
+    other = DescribeReply(
+        "ok",
+        [3],
+        keys=["c"],
+        tags=[("t", ["1"])],
+        fields=[("y", form, "1")],
+        states="l",
+        groups=["="],
+    )
+    append_rows(rows, one)
+    append_rows(rows, other)
     assert rows.keys == ["a", None, "c"]
     assert rows.tags == [{}, {}, {"t": 1}]
     assert rows.produced == {"x": [True, False, False], "y": [False, False, True]}
-    assert rows.consumed == [False, True, True]
+    assert rows.states == ["open", "consumed", "leased"]
+    assert rows.groups == [None, "%", ""]
 
 
 @pytest.mark.parametrize(

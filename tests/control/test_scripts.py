@@ -8,10 +8,9 @@ from typing import get_args
 import pytest
 
 import tq_redis.control
-from tests.control.build import soon, write
+from tests.control.build import claimed, soon, write
 from tests.control.state import Admin
 from tq_redis.control.plane import ControlPlane
-from tq_redis.control.records import Claimed
 from tq_redis.control.scripts import LIBRARY, Verb, load_script
 
 LUA = Path(tq_redis.control.__file__).parent / "lua"
@@ -58,8 +57,8 @@ def test_the_header_names_the_arguments_that_are_used(verb: Verb) -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_verb_that_writes_keeps_its_reply_for_a_replay(verb: Verb) -> None:
     source = code(SOURCES[f"{verb}.lua"])
-    reads_only = verb in ("locate", "describe")
-    repeatable = verb == "swap_owner"
+    reads_only = verb in ("locate", "describe", "snapshot")
+    repeatable = verb in ("swap_owner", "freeze", "stage", "renew", "cancel", "list_ready")
     assert ("replay()" in source and "finish(" in source) == (not reads_only and not repeatable)
 
 
@@ -101,11 +100,10 @@ async def test_scripts_that_the_server_forgot_are_sent_again(
     admin.script_flush()
     ids = (await plane.produce("p", put, soon())).ids
     admin.script_flush()
-    found = await plane.claim("p", "t", ["x"], 3, "me", soon())
-    assert isinstance(found, Claimed)
-    assert found.ids == ids[:3]
+    assert (await claimed(plane, 3)).ids == ids[:3]
     admin.script_flush()
-    assert (await plane.describe("p", soon(), task="t")).consumed == [True] * 3 + [False] * 5
+    rows = await plane.describe("p", soon(), task="t")
+    assert rows.states == ["consumed"] * 3 + ["open"] * 5
     admin.script_flush()
     await plane.set_tags("p", ids[:1], [{"t": 1}], soon())
     admin.script_flush()

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from tq_redis.bridge.convert import Form, build, take_apart, to_host, worker_device
-from tq_redis.client.columns import length, part
+from tq_redis.client.columns import length, rows_of
 from tq_redis.data import Column
 from tq_redis.errors import InputError
 from tq_redis.metadata import BatchMeta, KVBatchMeta
@@ -169,7 +169,7 @@ class _Bridge:
         real.extra_info = info
         columns = self._declared(columns, samples)
         if columns and real.size and not samples.read_only and self._collects(args):
-            host = {name: part(c, 0, real.size) for name, c in to_host(columns).items()}
+            host = {name: rows_of(c, 0, real.size) for name, c in to_host(columns).items()}
             real = get_client().put(host, real, overwrite=self.overwrite, timeout=self.timeout)
         if isinstance(meta, BatchMeta):
             return real

@@ -3,6 +3,7 @@ event loop; :mod:`tq_redis.client.portal` makes them callable from everywhere el
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,16 +15,16 @@ from tq_redis.client.columns import (
     DataParser,
     Fields,
     row_count,
-    row_slices,
+    rows_of,
     to_columns,
     to_tensordict,
 )
 from tq_redis.client.core import ANSWER_S, distinct
 from tq_redis.client.leases import LeaseCalls
 from tq_redis.client.status import StatusCalls
-from tq_redis.control.plane import ROWS_PER_PAGE, rows_per_put
+from tq_redis.control.plane import ROWS_PER_PAGE, BlockGoneError, rows_per_put
 from tq_redis.control.records import BlockEntry, Run, Write
-from tq_redis.data import Column
+from tq_redis.data import Column, WrittenBlock
 from tq_redis.data.codec import describe
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
@@ -276,55 +277,91 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         overwrite: bool = False,
     ) -> tuple[list[int], dict[str, FieldSchema]]:
         """Bytes first, then the rows that name them, in steps that Redis handles at once."""
+        total = row_count(columns)
         schema = {name: describe(column) for name, column in columns.items()}
+        blocks, first_id = await self._put_bytes(partition, columns, deadline, new=ids is None)
+        # Blocks must be named before the sweep takes them for orphans.
+        named_by = Deadline(min(deadline.remaining, self.config.data.orphan_grace_s / 2))
+        numbers: dict[str, int] = {}
         written: list[int] = []
-        for first, part in row_slices(columns, rows_per_put(len(columns))):
-            rows = slice(first, first + row_count(part))
-            blocks = await self.data.put(partition, part, deadline)
-            # A block must be named before the sweep takes it for an orphan.
-            named_by = Deadline(min(deadline.remaining, self.config.data.orphan_grace_s / 2))
+        step = rows_per_put(len(columns), plain=ids is None and keys is None and groups is None)
+        for first in range(0, total, step):
+            rows = slice(first, min(first + step, total))
+            parts = [
+                BlockEntry(
+                    block.handle,
+                    block.nbytes,
+                    max(block.first_row - first, 0),
+                    min(block.first_row + block.rows, rows.stop) - max(block.first_row, first),
+                    {name: schema[name].dtype for name in block.fields},
+                    max(first - block.first_row, 0),
+                    numbers.get(block.handle, 0),
+                )
+                for block in blocks
+                if block.first_row < rows.stop and first < block.first_row + block.rows
+            ]
             write = Write(
-                row_count(part),
+                rows.stop - first,
                 ids=None if ids is None else ids[rows],
                 keys=None if keys is None else keys[rows],
                 groups=None if groups is None else groups[rows],
                 tags=None if tags is None else tags[rows],
-                blocks=[
-                    BlockEntry(
-                        block.handle,
-                        block.nbytes,
-                        block.first_row,
-                        block.rows,
-                        {name: schema[name].dtype for name in block.fields},
-                    )
-                    for block in blocks
-                ],
+                blocks=parts,
                 schema=schema,
                 overwrite=overwrite,
+                first_id=None if first_id is None else first_id + first,
             )
             try:
                 result = await self.control.produce(partition, write, named_by)
+            except BlockGoneError:
+                # A consumer was fast: it has claimed and cleared all that was written so far.
+                await self._drop_unnamed(blocks, numbers)
+                rest, _ = await self._write(
+                    partition,
+                    {name: rows_of(column, first, total) for name, column in columns.items()},
+                    deadline,
+                    ids=None if ids is None else ids[first:],
+                    keys=None if keys is None else keys[first:],
+                    groups=None if groups is None else groups[first:],
+                    tags=None if tags is None else tags[first:],
+                    overwrite=overwrite,
+                )
+                return written + rest, schema
             except (InputError, NotFoundError, PartitionEndedError, ServerFullError):
                 # Refused for certain. After a lost connection or a cancelled call Redis may
                 # name these blocks; there the sweep finds out.
-                await self.data.delete([block.handle for block in blocks], Deadline(ANSWER_S))
+                await self._drop_unnamed(blocks, numbers)
                 raise
+            numbers |= zip((entry.handle for entry in parts), result.numbers, strict=True)
             written += result.ids
             await self._free(partition, result.freed, deadline)
         return written, schema
 
-    async def _empty_trash(
-        self, partition: str, generations: Sequence[str], deadline: Deadline
-    ) -> None:
-        for generation in generations:
-            handles = await self.control.trash(partition, generation, deadline)
-            await self.data.delete(handles, deadline)
-            await self.control.empty_trash(partition, generation, deadline)
+    async def _put_bytes(
+        self, partition: str, columns: Mapping[str, Column], deadline: Deadline, *, new: bool
+    ) -> tuple[list[WrittenBlock], int | None]:
+        """Write the blocks, and meanwhile reserve ids for ``new`` rows."""
+        if not new:
+            return await self.data.put(partition, columns, deadline), None
+        count = row_count(columns)
+        reserving = asyncio.create_task(self.control.reserve(partition, count, deadline))
+        try:
+            blocks = await self.data.put(partition, columns, deadline)
+        except BaseException:
+            reserving.cancel()
+            await asyncio.gather(reserving, return_exceptions=True)
+            raise
+        try:
+            return blocks, await reserving
+        except BaseException:
+            await self._drop_unnamed(blocks, {})
+            raise
 
-    async def _free(self, partition: str, handles: Sequence[str], deadline: Deadline) -> None:
-        if handles:
-            await self.data.delete(handles, deadline)
-            await self.control.forget_freed(partition, handles, deadline)
+    async def _drop_unnamed(
+        self, blocks: Sequence[WrittenBlock], numbers: Mapping[str, int]
+    ) -> None:
+        unnamed = [block.handle for block in blocks if block.handle not in numbers]
+        await self.data.delete(unnamed, Deadline(ANSWER_S))
 
     async def _locate(
         self, metadata: BatchMeta, fields: list[str], deadline: Deadline

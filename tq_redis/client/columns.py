@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -59,21 +59,11 @@ def length(column: Column) -> int:
     return len(column) if isinstance(column, list) else column.size(0)
 
 
-def part(column: Column, first: int, stop: int) -> Column:
+def rows_of(column: Column, first: int, stop: int) -> Column:
     """The rows from ``first`` to before ``stop``."""
     if isinstance(column, list) or not column.is_nested:
         return column[first:stop]
     return _nested.as_nested_tensor(list(column.unbind()[first:stop]), layout=column.layout)
-
-
-def row_slices(columns: Mapping[str, Column], rows: int) -> Iterator[tuple[int, dict[str, Column]]]:
-    """The columns in consecutive parts of at most ``rows`` rows, with the first row of each."""
-    total = row_count(columns)
-    if total <= rows:
-        yield 0, dict(columns)
-        return
-    for first in range(0, total, rows):
-        yield first, {name: part(c, first, first + rows) for name, c in columns.items()}
 
 
 def to_tensordict(columns: Mapping[str, Column], rows: int) -> TensorDict:

@@ -39,6 +39,29 @@ class ClientCore:
         await self.data.close()
         await self.control.close()
 
+    async def free_kept(self, partition: str, deadline: Deadline) -> None:
+        """Free the bytes of what was cleared or replaced while a save kept them. If another save
+        keeps them by now, it does so when it is done."""
+        freed = await self.control.freed(partition, deadline)
+        generations = await self.control.trashes(partition, deadline)
+        # Asked last: what was listed before another save began is not in its snapshot.
+        if not await self.control.is_held(partition, deadline):
+            await self._free(partition, freed, deadline)
+            await self._empty_trash(partition, generations, deadline)
+
+    async def _free(self, partition: str, handles: Sequence[str], deadline: Deadline) -> None:
+        if handles:
+            await self.data.delete(handles, deadline)
+            await self.control.forget_freed(partition, handles, deadline)
+
+    async def _empty_trash(
+        self, partition: str, generations: Sequence[str], deadline: Deadline
+    ) -> None:
+        for generation in generations:
+            handles = await self.control.trash(partition, generation, deadline)
+            await self.data.delete(handles, deadline)
+            await self.control.empty_trash(partition, generation, deadline)
+
     def _deadline(self, timeout: float | None) -> Deadline:
         if timeout is not None and timeout < 0:
             raise InputError(f"timeout must not be negative, got {timeout}")

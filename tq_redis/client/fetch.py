@@ -6,9 +6,11 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tq_redis.client.core import ANSWER_S, ClientCore
+from tq_redis.client.portal import if_lost
 from tq_redis.control.records import Claimed, NotEnough, Taken, Wanted
 from tq_redis.deadline import Deadline
 from tq_redis.errors import CannotFillError, DeadlineError, EndOfStreamError, nearest
@@ -63,6 +65,7 @@ class Fetch:
                 found = await self._wait_for(wait, waiter, found)
             finally:
                 self.core.control.forget_waiter(self.partition, waiter)
+        if_lost(partial(self.core.control.take_back, self.partition, self.wanted, found))
         return BatchMeta(
             found.ids, self.partition, found.schema, custom_meta=found.tags, claims=found.claims
         )

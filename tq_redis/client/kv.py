@@ -8,7 +8,7 @@ from typing import Any
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
-from tq_redis.client.aio import AsyncClient
+from tq_redis.client.checkpoint import CheckpointCalls
 from tq_redis.client.columns import DataParser, Fields, row_count, single_row, to_columns
 from tq_redis.control.plane import ROWS_PER_PAGE
 from tq_redis.control.records import Rows, Write
@@ -20,7 +20,7 @@ from tq_redis.metadata import BatchMeta, KVBatchMeta
 Tags = Mapping[str, Any]
 
 
-class AsyncKVClient(AsyncClient):
+class AsyncKVClient(CheckpointCalls):
     """The client, with access by user key."""
 
     async def kv_put(

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, suppress
 from tq_redis.client.core import ClientCore
 from tq_redis.control import refusals
 from tq_redis.deadline import Deadline
-from tq_redis.errors import InputError, LeaseLostError, ServerError
+from tq_redis.errors import InputError, ServerError
 from tq_redis.metadata import BatchMeta
 from tq_redis.metadata.claim import Claim
 
@@ -74,17 +74,15 @@ class LeaseCalls(ClientCore):
 
         Raises:
             InputError: samples were not claimed with a lease.
-            LeaseLostError: a claim has ended.
+            LeaseLostError: claims have ended; names their samples. The others are renewed.
         """
         if lease is not None and not lease > 0:
             raise InputError(f"lease must be positive, got {lease}")
-        deadline = self._deadline(timeout)
-        shortest = float("inf")
-        for partition, claim, rows in _by_claim(metadata):
-            seconds = await self.control.renew(partition, claim, lease, deadline)
-            if seconds is None:
-                raise refusals.lease_lost(partition, claim.task, rows)
-            shortest = min(shortest, seconds)
+        shortest, lost = await self._renew_all(metadata, lease, self._deadline(timeout))
+        if lost:
+            partition, claim, _ = lost[0]
+            rows = [row for _, _, gone in lost for row in gone]
+            raise refusals.lease_lost(partition, claim.task, rows)
         return shortest
 
     @asynccontextmanager
@@ -109,18 +107,33 @@ class LeaseCalls(ClientCore):
         await _stop(heartbeat)
         await self.ack(metadata)
 
+    async def _renew_all(
+        self, metadata: BatchMeta, lease: float | None, deadline: Deadline
+    ) -> tuple[float, list[tuple[str, Claim, list[int]]]]:
+        """Seconds until the first lease runs out, and what has no lease any more."""
+        shortest = float("inf")
+        lost: list[tuple[str, Claim, list[int]]] = []
+        for partition, claim, rows in _by_claim(metadata):
+            seconds = await self.control.renew(partition, claim, lease, deadline, ids=rows)
+            if seconds is None:
+                lost.append((partition, claim, rows))
+            else:
+                shortest = min(shortest, seconds)
+        return shortest, lost
+
     async def _keep_renewing(self, metadata: BatchMeta, seconds: float) -> None:
+        """What ends meanwhile, since the body acknowledges a part, say, is left out: ack knows."""
         end = Deadline(seconds)
         wait = seconds / _RENEWALS
         while not end.passed:
             await asyncio.sleep(wait)
             try:
-                seconds = await self.renew(metadata, timeout=end.remaining)
+                seconds, _ = await self._renew_all(metadata, None, end)
             except ServerError:
                 wait = _RENEW_AGAIN_S
                 continue
-            except LeaseLostError:
-                return  # ack says which samples
+            if seconds == float("inf"):
+                return
             end = Deadline(seconds)
             wait = seconds / _RENEWALS
 

@@ -3,19 +3,37 @@
 Callers may be in a plain thread, in a running event loop, or in several loops one after the
 other: their own loop is never blocked by ours, and a loop of theirs that stalls does not delay
 an answer on the wire.
+
+A caller may go away, cancelled or interrupted, in the instant in which its call is done. Each
+result is therefore handed over: either the caller takes it, or what the call named with
+:func:`if_lost` is done.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
 
 from tq_redis.errors import ClosedError
 
 T = TypeVar("T")
+Undo = Callable[[], None]
+
+_undo: ContextVar[Undo | None] = ContextVar("tq_redis_undo", default=None)
+
+
+def if_lost(undo: Undo) -> None:
+    """For the call that runs: what to do if its caller never gets the result.
+
+    Args:
+        undo: called on the portal's event loop.
+    """
+    _undo.set(undo)
 
 
 class Portal:
@@ -38,11 +56,12 @@ class Portal:
             raise RuntimeError(
                 "A blocking call on the client's own event loop; await its async_ form"
             )
-        future = self._submit(call)
+        handover = _Handover(self._loop, call)
         try:
-            return future.result()
+            self._start(handover)
+            return handover.future.result()[0]
         except BaseException:
-            future.cancel()
+            handover.give_up()
             raise
 
     async def arun(self, call: Coroutine[Any, Any, T]) -> T:
@@ -51,7 +70,13 @@ class Portal:
         Raises:
             ClosedError: the portal was stopped.
         """
-        return await asyncio.wrap_future(self._submit(call))
+        handover = _Handover(self._loop, call)
+        try:
+            self._start(handover)
+            return (await asyncio.wrap_future(handover.future))[0]
+        except BaseException:
+            handover.give_up()
+            raise
 
     def stop(self) -> None:
         """Cancel what runs and end the thread. Idempotent."""
@@ -61,11 +86,66 @@ class Portal:
             self._thread.join()
         self._loop.close()
 
-    def _submit(self, call: Coroutine[Any, Any, T]) -> Future[T]:
+    def _start(self, handover: _Handover[Any]) -> None:
         if not self._thread.is_alive():
-            call.close()
+            handover.call.close()
             raise ClosedError("The client was closed. Call init() for a new one.")
-        return asyncio.run_coroutine_threadsafe(call, self._loop)
+        self._loop.call_soon_threadsafe(handover.start)
+
+
+class _Handover(Generic[T]):
+    """A call, and its result with what is to be done if nobody takes it.
+
+    The state of ``future`` decides, under its lock: it is cancelled before it has the result, or
+    not at all.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, call: Coroutine[Any, Any, T]) -> None:
+        self.call = call
+        self.future: Future[tuple[T, Undo | None]] = Future()
+        self._loop = loop
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """On the portal's loop."""
+        if self.future.cancelled():
+            self.call.close()
+        else:
+            self._task = self._loop.create_task(self._run())
+
+    def give_up(self) -> None:
+        """The caller goes away: cancel the call, or undo it if it is done."""
+        with suppress(RuntimeError):  # the portal was stopped, and with it the call
+            if self.future.cancel():
+                self._loop.call_soon_threadsafe(self._cancel)
+            elif self.future.exception() is None:
+                self._loop.call_soon_threadsafe(_do, self.future.result()[1])
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            result = await self.call
+        except asyncio.CancelledError:
+            self.future.cancel()
+            raise
+        except BaseException as error:
+            if self.future.set_running_or_notify_cancel():
+                self.future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if self.future.set_running_or_notify_cancel():
+                self.future.set_result((result, _undo.get()))
+            else:
+                _do(_undo.get())
+
+
+def _do(undo: Undo | None) -> None:
+    if undo is not None:
+        undo()
 
 
 async def _cancel_others() -> None:

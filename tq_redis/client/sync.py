@@ -422,7 +422,7 @@ class Client:
 
         Raises:
             InputError: samples were not claimed with a lease.
-            LeaseLostError: a claim has ended.
+            LeaseLostError: claims have ended; names their samples. The others are renewed.
         """
         return self._portal.run(self._core.renew(metadata, lease, timeout=timeout))
 
@@ -886,9 +886,10 @@ class Client:
         """Write all partitions into a directory: samples with their bytes, keys, groups and tags,
         consumption, draws, and what is expected. They are saved as they stood at one moment.
 
-        Others go on meanwhile: calls that write wait until the state of their partition is copied,
-        those that free or replace bytes until its bytes are. A save that dies holds them up for 5
-        seconds at most.
+        Others go on meanwhile. Calls that write wait only until the state of their partition is
+        copied, without its bytes; a save that dies holds them up for 5 seconds at most. Leases do
+        not run while they wait. What is cleared or replaced while bytes are copied is freed when
+        they are.
 
         Args:
             checkpoint_dir: its parent directory must exist. A checkpoint that is there is replaced

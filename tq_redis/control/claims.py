@@ -11,7 +11,7 @@ from typing import Any
 
 from tq_redis.control import packing, refusals
 from tq_redis.control.blocks import BlockLists
-from tq_redis.control.keys import encode, index_name
+from tq_redis.control.keys import decode, encode, index_name
 from tq_redis.control.ranges import to_ranges
 from tq_redis.control.records import Claimed, NotEnough, Ready, Taken, Wanted
 from tq_redis.control.replies import (
@@ -39,7 +39,7 @@ ROWS_PER_CLAIM = 1024
 ROWS_PER_DRAW = 8192
 ROWS_PER_PAGE = 2000
 # Cells that a script may look at to complete an index, or to take back what leases lost.
-_CELLS_PER_BUILD = 8192
+_CELLS_PER_BUILD = 2048
 _HOLD_S = 60.0
 _UNDO_S = 5.0
 
@@ -69,6 +69,7 @@ class Claims(BlockLists):
 
         Raises:
             SampleNotFoundError: samples of the draw were cleared.
+            NotReadyError: they lack a field that this call asks for.
         """
         need = wanted.count
         if need <= ROWS_PER_CLAIM or wanted.draw is not None:
@@ -146,6 +147,14 @@ class Claims(BlockLists):
         assert standing is not None
         return found, replace(standing, ready=len(found.ids))
 
+    def take_back(self, partition: str, wanted: Wanted, found: Claimed) -> None:
+        """The consumer went away before it got these: give them back, in the background.
+
+        A draw is kept: whoever asks again gets its samples.
+        """
+        if wanted.draw is None:
+            self._later(self._undo_parts(partition, wanted.task, found.parts))
+
     async def wait(self, partition: str, after: str, deadline: Deadline) -> None:
         """Wait until something is put, returned or cleared behind the event ``after``.
 
@@ -185,14 +194,21 @@ class Claims(BlockLists):
             _report(partition, claim.task, reply.aside)
 
     async def renew(
-        self, partition: str, claim: Claim, lease_s: float | None, deadline: Deadline
+        self,
+        partition: str,
+        claim: Claim,
+        lease_s: float | None,
+        deadline: Deadline,
+        *,
+        ids: Sequence[int] = (),
     ) -> float | None:
-        """Let the lease run from now on again, for so many seconds; None: the claim has ended."""
-        arguments = {
-            "task": encode(claim.task),
-            "claim": claim.number,
-            "lease": _milliseconds(lease_s),
-        }
+        """Let the lease run from now on again, for so many seconds; None: the claim has ended.
+
+        Args:
+            ids: samples of the claim. Where it holds none of them any more, it has ended, or is
+                another claim of that number: they are counted anew in a partition made anew.
+        """
+        arguments = self._held(claim, ids) | {"lease": _milliseconds(lease_s)}
         reply = await self._mutate("renew", partition, arguments, RenewReply, deadline)
         return reply.lease / 1000 if reply.code == "ok" else None
 
@@ -248,6 +264,8 @@ class Claims(BlockLists):
             raise
         if reply.code == "unknown":
             raise refusals.no_samples(partition, reply.ids)
+        if reply.code == "not_ready":
+            raise refusals.not_ready(partition, decode(reply.field), reply.ids)
         return reply
 
     async def _in_pieces(
@@ -281,7 +299,7 @@ class Claims(BlockLists):
             return _claimed(got, wanted)
         finally:
             if not complete and got:
-                self._later(self._undo_pieces(partition, wanted.task, got))
+                self._later(self._undo_parts(partition, wanted.task, _parts(got)))
 
     async def _run_again(
         self,
@@ -305,11 +323,13 @@ class Claims(BlockLists):
         deadline = Deadline(_UNDO_S)
         await self._mutate("cancel", partition, arguments, Reply, deadline, request=request)
 
-    async def _undo_pieces(self, partition: str, task: str, got: Sequence[ClaimReply]) -> None:
+    async def _undo_parts(
+        self, partition: str, task: str, parts: Sequence[tuple[int, list[int]]]
+    ) -> None:
         """Also those that were acknowledged already. They do not count as delivered."""
         deadline = Deadline(_UNDO_S)
-        for reply in got:
-            arguments = self._held(Claim(task, reply.claim), reply.ids)
+        for number, ids in parts:
+            arguments = self._held(Claim(task, number), ids)
             await self._mutate("cancel", partition, arguments, Reply, deadline)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
@@ -375,7 +395,12 @@ def _claimed(replies: Sequence[ClaimReply], wanted: Wanted) -> Claimed:
             for reply in replies
             for _ in reply.ids
         ],
+        _parts(replies),
     )
+
+
+def _parts(replies: Sequence[ClaimReply]) -> list[tuple[int, list[int]]]:
+    return [(reply.claim, reply.ids) for reply in replies]
 
 
 def _not_enough(reply: ShortReply) -> NotEnough:

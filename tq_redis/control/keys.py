@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 
 from tq_redis.errors import InputError
 
-Type = Literal["string", "hash", "set", "zset", "stream", "as <key>"]
+Type = Literal["string", "hash", "set", "zset", "stream", "any"]
 
 
 class Key(NamedTuple):
@@ -34,7 +34,7 @@ class Key(NamedTuple):
             ``<f>`` for a field, ``<t>`` for a task, ``<i>`` for a ready index, ``<name>`` for a
             tag, ``<g>`` for a generation of a partition, ``<request>`` for a call and ``<token>``
             for a load of a checkpoint.
-        type: as Redis's TYPE says it.
+        type: as Redis's TYPE says it; ``any``: that of another key.
         holds: what is in it; Markdown.
     """
 
@@ -46,6 +46,12 @@ class Key(NamedTuple):
 GLOSSARY = (
     Key("tq:<ns>:next_sample", "string", "the last sample id given out; ids are never reused"),
     Key("tq:<ns>:owner", "string", "JSON (host, pid, ...): who runs the namespace; seconds"),
+    Key(
+        "tq:<ns>:counted_by",
+        "string",
+        "the server, and which life of it, that gives out sample ids: another one leaves out those "
+        "that it may have lost",
+    ),
     Key(
         "tq:<ns>:shards",
         "string",
@@ -143,8 +149,9 @@ GLOSSARY = (
     Key("tq:<ns>:{P}:thaws", "stream", "its last change of level; who had to wait blocks here"),
     Key(
         "tq:<ns>:{P}:load:<token>:<key>",
-        "as <key>",
-        "a key of a checkpoint that is being loaded, until all are there; minutes",
+        "any",
+        "a key `tq:<ns>:{P}:<key>` of a checkpoint that is being loaded, until all are there; "
+        "minutes",
     ),
     Key("tq:<ns>:{P}:loading", "set", "handles of the blocks that such keys name; minutes"),
 )
@@ -198,6 +205,10 @@ class Keys:
         return f"{self._root}:next_sample"
 
     @property
+    def counted_by(self) -> str:
+        return f"{self._root}:counted_by"
+
+    @property
     def partitions(self) -> str:
         return f"{self._root}:partitions"
 
@@ -223,6 +234,9 @@ class Keys:
     def ready(self, partition: str, index: str) -> str:
         """The index called ``index`` in :meth:`indexes`."""
         return f"{self.summary(partition)}:ready:{index}"
+
+    def frozen(self, partition: str) -> str:
+        return f"{self.summary(partition)}:frozen"
 
     def thaws(self, partition: str) -> str:
         return f"{self.summary(partition)}:thaws"

@@ -47,6 +47,8 @@ def write_arguments(write: Write) -> dict[str, Any]:
                 block.rows,
                 [encode(name) for name in block.dtypes],
                 list(block.dtypes.values()),
+                block.offset,
+                block.number,
             )
             for block in write.blocks
         ],

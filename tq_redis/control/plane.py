@@ -23,14 +23,22 @@ from tq_redis.deadline import Deadline
 
 # Cells (rows x fields) that one script handles: a few milliseconds of Redis's only thread.
 CELLS_PER_CALL = 8192
+# A put's cells cost twice as much.
+_CELLS_PER_PUT = 4096
 
 
-def rows_per_put(fields: int) -> int:
+def rows_per_put(fields: int, *, plain: bool) -> int:
     """Rows that one :meth:`ControlPlane.produce` should have, for a put of so many fields.
 
-    A new row costs about as much as three cells.
+    A row costs about as much as three cells, and eight where it may be in a group or be there
+    already (``plain`` is false).
     """
-    return max(1, CELLS_PER_CALL // (fields + 3))
+    return max(1, _CELLS_PER_PUT // (fields + (3 if plain else 8)))
+
+
+class BlockGoneError(Exception):
+    """All rows that earlier steps of a put wrote were cleared, and their block with them. The
+    rest of the put needs a block of its own."""
 
 
 class ControlPlane(Claims, Snapshots):
@@ -49,20 +57,28 @@ class ControlPlane(Claims, Snapshots):
             PartitionNotFoundError, SampleNotFoundError: ``write.ids`` are not there.
             SchemaConflictError: a row has the field with another dtype.
             PartitionEndedError: new rows where no more are to come.
+            BlockGoneError: a block that an earlier step named is not used any more.
         """
         arguments = packing.write_arguments(write)
         if write.ids is None:
-            arguments["first"] = await self.reserve(partition, write.count, deadline)
+            first = write.first_id
+            if first is None:
+                first = await self.reserve(partition, write.count, deadline)
+            arguments["first"] = first
         reply = await self._mutate("produce", partition, arguments, ProduceReply, deadline)
         if reply.code == "conflict":
             raise refusals.conflict(partition, reply)
+        if reply.code == "no_partition" and write.ids is None:
+            await self._unlist(partition, deadline)  # reserving ids has listed it
+        if reply.code == "gone":
+            raise BlockGoneError(partition)
         if reply.code in ("ended", "unexpected"):
             raise refusals.no_more_samples(partition, reply)
         await self._check(reply, partition, deadline)
         if reply.created:
             # Listed before the call too, but a clear may have come in between.
             await self._list(partition, deadline)
-        return Written(from_ranges(reply.ids), reply.freed)
+        return Written(from_ranges(reply.ids), reply.blocks, reply.freed)
 
     async def set_tags(
         self, partition: str, ids: Sequence[int], tags: Sequence[Tags], deadline: Deadline

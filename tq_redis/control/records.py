@@ -24,10 +24,12 @@ class BlockEntry:
 
     Attributes:
         handle: the data plane's name for it.
-        nbytes: its size in bytes.
-        first_row: the first row of the put that it holds.
-        rows: how many rows it holds.
+        nbytes: the size of all of it in bytes.
+        first_row: the first row of the write that it holds.
+        rows: how many rows of the write it holds.
         dtypes: field -> dtype (empty for non-tensor values), for every field it holds.
+        offset: the first of these rows inside the block.
+        number: its number in the partition, if an earlier step of the put has named it; else 0.
     """
 
     handle: str
@@ -35,6 +37,8 @@ class BlockEntry:
     first_row: int
     rows: int
     dtypes: Mapping[str, str]
+    offset: int = 0
+    number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class Write:
         blocks: where the bytes are. Together they cover every row of each field.
         schema: the form of each field.
         overwrite: a field may change its dtype.
+        first_id: the first of ``count`` ids that were reserved for new rows; None: reserve them.
     """
 
     count: int
@@ -63,6 +68,7 @@ class Write:
     blocks: Sequence[BlockEntry] = ()
     schema: Mapping[str, FieldSchema] = field(default_factory=dict[str, FieldSchema])
     overwrite: bool = False
+    first_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +77,12 @@ class Written:
 
     Attributes:
         ids: the rows' sample ids, in the order of the put.
+        numbers: the number of each block in the partition.
         freed: handles of blocks without a used cell: their bytes are to be freed.
     """
 
     ids: list[int]
+    numbers: list[int]
     freed: list[str]
 
 
@@ -116,12 +124,14 @@ class Claimed:
         schema: the form of each field asked for.
         tags: one dict per row.
         claims: per row the claim that holds it, None where none does (there is no lease).
+        parts: the number of each claim that was made, with and without a lease, and its samples.
     """
 
     ids: list[int]
     schema: dict[str, FieldSchema]
     tags: list[dict[str, Any]]
     claims: list[Claim | None]
+    parts: list[tuple[int, list[int]]]
 
 
 @dataclass(frozen=True, slots=True)

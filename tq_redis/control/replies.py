@@ -24,6 +24,7 @@ class Reply(msgspec.Struct, frozen=True):
 class ProduceReply(Reply, frozen=True):
     """``ids`` are ranges when ``code`` is ``ok``."""
 
+    blocks: list[int] = []
     freed: list[str] = []
     created: bool = False
     field: str = ""
@@ -53,6 +54,7 @@ class ShortReply(AsideReply, frozen=True):
 
 class ClaimReply(ShortReply, frozen=True):
     claim: int = 0
+    field: str = ""
     schema: list[str] = []
     tags: list[tuple[str, list[str]]] = []
 

@@ -3,13 +3,14 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from dataclasses import replace
 
 import pytest
 
 from tests.control.build import BLOCK_BYTES, block, claim, handle, soon, write
 from tests.control.state import Admin, Partition, dump
 from tq_redis.control.packing import arguments, write_arguments
-from tq_redis.control.plane import CELLS_PER_CALL, ControlPlane
+from tq_redis.control.plane import CELLS_PER_CALL, BlockGoneError, ControlPlane
 from tq_redis.control.records import NotEnough, Write
 from tq_redis.control.replies import ProduceReply, decode
 from tq_redis.errors import (
@@ -248,6 +249,34 @@ async def test_the_largest_call(plane: ControlPlane, admin: Admin) -> None:
     fields = [f"f{i}" for i in range(CELLS_PER_CALL)]
     await plane.produce("q", write(1, fields), soon())
     assert admin.hlen(f"{plane.keys.summary('q')}:schema") == CELLS_PER_CALL
+
+
+async def test_a_block_may_be_named_in_several_steps(plane: ControlPlane, admin: Admin) -> None:
+    """As a put does that is too large for one script."""
+    entry = block(5, ["x", "y"])
+    form = {name: FieldSchema("dense", "float32", (3,)) for name in ("x", "y")}
+
+    def step(rows: int, offset: int, number: int) -> Write:
+        part = replace(entry, rows=rows, offset=offset, number=number)
+        return Write(rows, blocks=[part], schema=form)
+
+    first = await plane.produce("p", step(3, 0, 0), soon())
+    rest = await plane.produce("p", step(2, 3, first.numbers[0]), soon())
+    assert rest.numbers == first.numbers
+    Partition(admin, plane.keys.summary("p")).check()
+    where = await plane.locate("p", first.ids + rest.ids, ["x", "y"], soon())
+    assert where["x"] == where["y"] == [(entry.handle, 0, 5)]
+    assert (await plane.summary("p", soon()))["bytes"] == BLOCK_BYTES
+    assert await plane.clear_samples("p", first.ids, soon()) == []
+    assert await plane.clear_samples("p", rest.ids, soon()) == [entry.handle]
+    # All rows of the earlier steps are gone, and the block with them.
+    before = dump(admin, plane.keys.namespace)
+    with pytest.raises(BlockGoneError):
+        await plane.produce("p", step(2, 3, first.numbers[0]), soon())
+    assert dump(admin, plane.keys.namespace) == before
+    await plane.clear_partition("p", soon())
+    with pytest.raises(PartitionNotFoundError):
+        await plane.produce("p", step(2, 3, first.numbers[0]), soon())
 
 
 async def test_a_repeated_request_changes_nothing(plane: ControlPlane, admin: Admin) -> None:

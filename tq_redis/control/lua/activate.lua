@@ -2,7 +2,7 @@
 -- ARGV     request, request_ttl, idle_ttl, token (of the load), suffixes (that were staged)
 -- Returns  code ok: trash (generations whose blocks are to be freed)
 --          code lost: staged keys have expired; nothing was done
-local replayed = replay('frees')
+local replayed = replay()
 if replayed then
   return replayed
 end

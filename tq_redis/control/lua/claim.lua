@@ -18,6 +18,7 @@
 --          code taken (ids): of the rows chosen, those that another consumer has got
 --          code again: call again, there was too much to do for one call
 --          code no_partition: event; code unknown (ids): rows of the draw were cleared
+--          code not_ready (field, ids): rows of the draw lack a field
 local replayed = replay()
 if replayed then
   return replayed
@@ -87,6 +88,15 @@ if drawn then
   if #missing > 0 then
     return refuse('unknown', missing)
   end
+  for _, field in ipairs(args.fields) do -- whoever drew may have asked for others
+    local cells, lacking = lookup('HMGET', key('field', field), ids), {}
+    for i = 1, #ids do
+      lacking[#lacking + 1] = not cells[i] and ids[i] or nil
+    end
+    if #lacking > 0 then
+      return refuse('not_ready', lacking, { field = field })
+    end
+  end
   local claim = claim_of(task, number)
   if claim and not redis.call('ZSCORE', key('leases', task), number) then
     -- A share whose rank asks for the first time.
@@ -100,13 +110,14 @@ if drawn then
       record_all(task, ids, 'consumed:' .. number .. ':' .. args.consumer)
       end_claim(task, number)
     end
-    taken_event('claim', task, #ids, number)
+    taken_event('claim', task, #ids)
   end
   return answer(number, ids)
 end
 
 -- 2. Choose: what a sampler chose, or the lowest ids, or the groups with the lowest ready ids.
-local name, size, ready = args.index, args.group_size, key('ready', args.index)
+local name, size = args.index, args.group_size
+local ready = key('ready', name)
 local ids = {}
 if args.ids then
   ids = args.shares and open_shares() or expand(args.ids)
@@ -178,5 +189,5 @@ if leased then
   keep_claim(number, own, args.draw)
   deliver(number, own)
 end
-taken_event('claim', task, #own, number)
+taken_event('claim', task, #own)
 return answer(number, own)

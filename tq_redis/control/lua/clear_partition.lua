@@ -3,7 +3,7 @@
 -- ARGV     request, request_ttl, idle_ttl
 -- Returns  code ok: trash (generations whose blocks are to be freed; also of clears that failed
 --          half way)
-local replayed = replay('frees')
+local replayed = replay()
 if replayed then
   return replayed
 end

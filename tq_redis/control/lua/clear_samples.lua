@@ -4,7 +4,7 @@
 --          drop: where rows have many, it clears the first few rows only)
 -- Returns  code ok: freed (handles to free), cleared (rows that were there), done (how many of the
 --          rows named were dealt with)
-local replayed = replay('frees')
+local replayed = replay()
 if replayed then
   return replayed
 end

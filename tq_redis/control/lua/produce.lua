@@ -3,11 +3,13 @@
 --          one of: ids (ranges of existing rows, distinct)
 --                  first, count (new rows), optional keys (a user key per row, distinct: upsert;
 --                  `first` starts the reserved ids for keys not seen yet), groups (a group per row)
---          blocks: {handle, bytes, first row of the put, rows, {field...}, {dtype...}}
+--          blocks: {handle, bytes, first row of the put, rows, {field...}, {dtype...}, the first of
+--          these rows inside the block, its number if an earlier step named it, else 0}
 --          schema: {field, JSON, field, JSON, ...}
 --          tags: {{name, JSON per row...}}; an empty string leaves that row's tag as it is
--- Returns  code ok: ids (ranges), freed (handles to free), created (the partition is new)
---          nothing was written: code no_partition | unknown (ids) | conflict (field, old, new, ids)
+-- Returns  code ok: ids (ranges), freed (handles to free), created (the partition is new),
+--          blocks (the number of each)
+--          nothing was written: code no_partition | gone (an earlier step's block) | unknown (ids) | conflict (field, old, new, ids)
 --          | ended (made) | unexpected (made, expected, more): no such new rows are to come
 local replayed = replay()
 if replayed then
@@ -80,9 +82,16 @@ if not all_fresh then
     end
   end
 end
-local waiting = any_cell(replaced) and frozen('frees')
-if waiting then
-  return waiting
+
+-- A put in several steps names one block again and again. It is gone if all rows of earlier steps
+-- were cleared meanwhile.
+for _, block in ipairs(args.blocks) do
+  if block[8] > 0 then
+    local text = redis.call('HGET', key('blocks'), block[8])
+    if not text or cjson.decode(text).handle ~= block[1] then
+      return cmsgpack.pack({ code = partition_exists() and 'gone' or 'no_partition' })
+    end
+  end
 end
 
 -- 3. Register new rows. From here on the script writes; what Redis refuses when its memory is full
@@ -113,14 +122,18 @@ if #fresh > 0 then
 end
 
 -- 4. Columns: locators (the same for all fields of a block), live cells, counters.
-local covered = {}
-for _, block in ipairs(args.blocks) do
-  local handle, bytes, first, count, fields, dtypes = unpack(block)
-  local number = redis.call('HINCRBY', key('live'), 'next', 1)
+local covered, numbers_of = {}, {}
+for b, block in ipairs(args.blocks) do
+  local handle, bytes, first, count, fields, dtypes, offset, number = unpack(block)
+  local is_new = number == 0
+  if is_new then
+    number = redis.call('HINCRBY', key('live'), 'next', 1)
+  end
+  numbers_of[b] = number
   local cells, dtype_of, prefix = {}, {}, string.format('%d:', number)
   for row = 1, count do
     cells[2 * row - 1] = ids[first + row]
-    cells[2 * row] = prefix .. (row - 1)
+    cells[2 * row] = prefix .. (offset + row - 1)
   end
   for f, field in ipairs(fields) do
     local added = call('HSET', key('field', field), cells)
@@ -128,10 +141,12 @@ for _, block in ipairs(args.blocks) do
     covered[field] = (covered[field] or 0) + count
     dtype_of[field] = dtypes[f]
   end
-  redis.call('HSET', key('blocks'), number,
-    cjson.encode({ handle = handle, bytes = bytes, dtypes = dtype_of }))
-  redis.call('HSET', key('live'), number, count * #fields)
-  redis.call('HINCRBY', P, 'bytes', bytes)
+  if is_new then
+    redis.call('HSET', key('blocks'), number,
+      cjson.encode({ handle = handle, bytes = bytes, dtypes = dtype_of }))
+    redis.call('HINCRBY', P, 'bytes', bytes)
+  end
+  redis.call('HINCRBY', key('live'), number, count * #fields)
 end
 for _, cells in ipairs(replaced) do
   release_cells(cells[1], cells[2])
@@ -160,4 +175,5 @@ end
 event('put', 'rows', #ids)
 touch()
 local ranges = all_fresh and { args.first, args.count } or to_ranges(ids)
-return finish({ code = 'ok', created = created, ids = ranges, freed = to_free() })
+return finish({ code = 'ok', created = created, ids = ranges, blocks = numbers_of,
+  freed = to_free() })

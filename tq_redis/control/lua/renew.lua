@@ -1,9 +1,10 @@
 -- Let a claim's lease run from now on again. Not stored for a replay: it may as well run twice.
--- ARGV     idle_ttl, task, claim (number), lease (milliseconds; 0: as long as it was given)
--- Returns  code ok: lease (milliseconds) | lost: the claim has ended
+-- ARGV     idle_ttl, task, claim (number), lease (milliseconds; 0: as long as it was given),
+--          ids (ranges): samples of the claim, or none
+-- Returns  code ok: lease (milliseconds) | lost: the claim has ended, or holds none of `ids`
 local number = string.format('%d', args.claim)
-local claim = claim_of(args.task, number)
-if not claim then
+local claim, ids = claim_of(args.task, number), expand(args.ids)
+if not claim or (#ids > 0 and #held(args.task, number, ids, 'leased') == 0) then
   return cmsgpack.pack({ code = 'lost' })
 end
 local lease = args.lease > 0 and args.lease or claim.lease

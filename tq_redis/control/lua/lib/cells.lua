@@ -14,18 +14,6 @@ local function block_of(locator)
   return number
 end
 
--- Whether one of the cells, {{locator or false, ...}, how many}, ..., is there.
-local function any_cell(lists)
-  for _, list in ipairs(lists) do
-    for i = 1, list[2] do
-      if list[1][i] then
-        return true
-      end
-    end
-  end
-  return false
-end
-
 -- Cells with these locators are no longer used. Blocks without a used cell go to `freed`, where
 -- they stay until a client has freed the bytes, so that a crash in between loses no memory.
 local freed = {}
@@ -52,6 +40,9 @@ end
 -- The handles whose bytes the caller is to free: those that this call freed, and a few that another
 -- client was told of so long ago that it must have died.
 local function to_free()
+  if bytes_kept() then
+    return {} -- the save frees them when it has copied them
+  end
   local stale = redis.call('ZRANGEBYSCORE', key('freed'), '-inf', seconds() - STALE_S,
     'LIMIT', 0, STALE_BLOCKS)
   for _, handle in ipairs(stale) do

@@ -168,10 +168,9 @@ local function prospect(task)
   end
 end
 
--- An event of rows that a task has taken or done. Waiters need it only when it may be the last, or
--- when the claim's lease is the first that runs out: they sleep no longer than until then.
-local function taken_event(kind, task, rows, number)
-  if prospect(task) or (number and redis.call('ZRANK', key('leases', task), number) == 0) then
+-- An event of rows that a task has taken or done. Waiters need it only when it may be the last.
+local function taken_event(kind, task, rows)
+  if prospect(task) then
     event(kind, 'task', task, 'rows', rows, 'news', '1')
   else
     event(kind, 'task', task, 'rows', rows)

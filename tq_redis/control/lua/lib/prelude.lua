@@ -137,19 +137,31 @@ local function last_event()
   return entries[1] and entries[1][1] or '0-0'
 end
 
--- While a save reads the partition (freeze.lua), what a verb that would write answers; else false.
--- `frees`: it frees or replaces bytes, and so waits until the save has copied them.
-local function frozen(frees)
+-- How a save holds the partition (freeze.lua): all or keep, and for how many milliseconds at most;
+-- nil if none does.
+local function held_by_save()
   local level, ends = unpack(redis.call('HMGET', key('frozen'), 'level', 'ends'))
-  if level ~= 'all' and not (level == 'keep' and frees) then
-    return false
+  local left = (level == 'all' or level == 'keep') and tonumber(ends) - milliseconds() or 0
+  if left > 0 then
+    return level, left
   end
-  local left = tonumber(ends) - milliseconds()
-  if left <= 0 then
-    return false
-  end
+end
+
+-- The bytes of blocks must stay, also of those that are freed: a save copies them.
+local function bytes_kept()
+  return held_by_save() == 'keep'
+end
+
+-- The reply to a call that has to wait until the save goes on, for `left` milliseconds at most.
+local function come_back(left)
   local last = redis.call('XREVRANGE', key('thaws'), '+', '-', 'COUNT', 1)
   return cmsgpack.pack({ code = 'frozen', frozen = { last[1] and last[1][1] or '0-0', left } })
+end
+
+-- What a verb that would write answers while a save reads the partition; else false.
+local function frozen()
+  local level, left = held_by_save()
+  return level == 'all' and come_back(left)
 end
 
 -- Milliseconds on the clock that leases run by: it stands still while no verb may write.
@@ -165,8 +177,8 @@ end
 
 -- How every verb that writes opens: the stored reply if this request ran before, what it answers
 -- while the partition is frozen, or false: go on.
-local function replay(frees)
-  return redis.call('GET', key('req', args.request)) or frozen(frees)
+local function replay()
+  return redis.call('GET', key('req', args.request)) or frozen()
 end
 
 -- Consumers go on when Redis's memory is full: it lets a script that has removed something go on.
