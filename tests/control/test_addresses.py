@@ -94,7 +94,7 @@ def test_a_server_beside_it_is_reached_in_the_same_way(tmp_path: Path) -> None:
         ("unix://host/path", "absolute path"),
         ("redis://host?ssl_ca_certs=x", "option ssl_ca_certs is for TLS"),
         ("rediss://host?ssl_ca_certs=/no/such/file", "ssl_ca_certs names no file"),
-        ("redis://host?passwort=secret", "unknown option pasword. Did you mean 'password'"),
+        ("redis://host?passwort=secret", "unknown option passwort. Did you mean 'password'"),
         ("redis://host?socket_timeout=1", "unknown option socket_timeout"),
         ("redis://host?db=secret", "option db has a wrong value"),
         ("rediss://host?ssl_cert_reqs=secret", "option has a wrong value"),
