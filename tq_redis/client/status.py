@@ -117,7 +117,8 @@ class StatusCalls(ClientCore):
     ) -> int:
         """Let a task claim all samples again: consumed ones, those set aside, those held by others.
 
-        Consumers that hold samples lose their leases. Samples claimed while this runs stay so.
+        Consumers that hold samples lose their leases. Samples claimed while this runs stay so. If
+        it fails half way, call it again: samples whose holders lost them come back only then.
 
         Args:
             partition_id: where.

@@ -319,7 +319,8 @@ class Client:
                 others get them. A sample that was delivered ``config.max_deliveries`` times is
                 set aside instead.
             timeout: for ``fetch``, how long to wait for samples; 0: a batch if there is one now,
-                else an empty one.
+                else an empty one. Where a task asks for these fields for the first time, the index
+                of what is ready is built first: some seconds for a million samples.
 
         Returns:
             For ``fetch``: exactly ``batch_size`` samples (a sampler of your own may choose another
@@ -332,6 +333,7 @@ class Client:
             EndOfStreamError: the task has consumed all samples that there will be.
             CannotFillError: fewer than ``batch_size`` can still come; ``left`` says how many.
             SampleNotFoundError: samples of the batch named in ``sampling_config`` were cleared.
+            NotReadyError: samples of that batch lack a field that it was not drawn for.
             PartitionNotFoundError: for ``force_fetch``.
         """
         return self._portal.run(
@@ -577,7 +579,8 @@ class Client:
     ) -> int:
         """Let a task claim all samples again: consumed ones, those set aside, those held by others.
 
-        Consumers that hold samples lose their leases. Samples claimed while this runs stay so.
+        Consumers that hold samples lose their leases. Samples claimed while this runs stay so. If
+        it fails half way, call it again: samples whose holders lost them come back only then.
 
         Args:
             partition_id: where.

@@ -41,7 +41,10 @@ ROWS_PER_PAGE = 2000
 # Cells that a script may look at to complete an index, or to take back what leases lost.
 _CELLS_PER_BUILD = 2048
 _HOLD_S = 60.0
-_UNDO_S = 5.0
+_UNDO_S = 60.0
+_CLOSE_S = 5.0
+# What one step of building an index may take, whatever is left of a call's deadline.
+_STEP_S = 5.0
 
 
 class Claims(BlockLists):
@@ -56,7 +59,7 @@ class Claims(BlockLists):
         """Finish what cancelled calls left to be undone, and let go of connections."""
         self._closed = True
         if self._undoing:
-            await asyncio.wait(self._undoing, timeout=_UNDO_S)
+            await asyncio.wait(self._undoing, timeout=_CLOSE_S)
         await self.connection.close()
 
     async def claim(
@@ -311,12 +314,17 @@ class Claims(BlockLists):
         deadline: Deadline,
         request: str | None = None,
     ) -> Any:
-        """Run a verb until it has done what there was to do before."""
+        """Run a verb until it has done what there was to do before.
+
+        It gets nearer to its end with each step, so it goes on also behind the deadline.
+        """
+        step = deadline
         while True:
-            reply = await self._mutate(verb, partition, arguments, kind, deadline, request=request)
+            reply = await self._mutate(verb, partition, arguments, kind, step, request=request)
             _report(partition, task, reply.aside)
             if reply.code != "again":
                 return reply
+            step = Deadline(max(deadline.remaining, _STEP_S))
 
     async def _undo(self, partition: str, task: str, request: str) -> None:
         arguments = {"task": encode(task)}
