@@ -18,6 +18,7 @@ key, so that ``{``, ``}``, ``:`` and spaces cannot change its meaning. Ordinary 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Literal, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -159,6 +160,7 @@ GLOSSARY = (
 _SAFE = "/@+=,!*()'"
 
 
+@lru_cache(maxsize=4096)
 def encode(name: str) -> str:
     """A name as it stands in Redis.
 
