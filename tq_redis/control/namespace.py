@@ -89,9 +89,13 @@ class Namespace:
     async def _partitions_of(self, shard: RedisConnection, deadline: Deadline) -> list[str]:
         names = await shard.command("SMEMBERS", self.keys.partitions, deadline=deadline)
         listed = [decode(name.decode()) for name in names]
-        existing = await shard.commands(
-            *(("EXISTS", self.keys.summary(name)) for name in listed), deadline=deadline
-        )
+        keys = [self.keys.summary(name) for name in listed]
+        one_node = shard.address.kind != "cluster"
+        if one_node and keys:
+            found = await shard.command("EXISTS", *keys, deadline=deadline)
+            if found == len(keys):  # as nearly always
+                return listed
+        existing = await shard.commands(*(("EXISTS", key) for key in keys), deadline=deadline)
         return [name for name, found in zip(listed, existing, strict=True) if found]
 
     def _shard(self, partition: str) -> RedisConnection:
