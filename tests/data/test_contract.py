@@ -15,6 +15,7 @@ import torch
 from tests.data.columns import ROWS, jagged, random, tensor_columns, value_columns
 from tests.data.runs import all_rows, handles
 from tests.data.same import assert_same, rows_of
+from tq_redis.client.portal import Portal
 from tq_redis.config import Config, DataConfig, RedisConfig
 from tq_redis.data import Column, DataPlane, Run, WrittenBlock, open_data_plane, ray_store
 from tq_redis.deadline import Deadline
@@ -25,7 +26,17 @@ BLOCK_BYTES = 128 << 10
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(call)
+    """On the one event loop that all calls of this file share."""
+    return _portal.run(call)
+
+
+_portal = Portal()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_portal() -> Iterator[None]:
+    yield
+    _portal.stop()
 
 
 def soon() -> Deadline:

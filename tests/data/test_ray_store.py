@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -12,11 +13,14 @@ from typing import Any, TypeVar
 import pytest
 import ray
 import torch
+from ray.exceptions import RayActorError
 from ray.util import list_named_actors
 
 from tests.data.runs import all_rows, handles
 from tests.data.same import assert_same
+from tq_redis.client.portal import Portal
 from tq_redis.config import Config, DataConfig, RedisConfig
+from tq_redis.data import ray_door
 from tq_redis.data.base import WrittenBlock
 from tq_redis.data.ray_store import RayDataPlane
 from tq_redis.data.ray_stores import RAY_NAMESPACE, running_instances
@@ -30,7 +34,31 @@ MB = 1 << 20
 
 
 def run(call: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(call)
+    """On the one event loop that all calls of this process share."""
+    return _portal.run(call)
+
+
+_portal = Portal()
+_opened: list[RayDataPlane] = []
+
+
+def open_plane(config: Config) -> RayDataPlane:
+    """Closed at the end of the test."""
+    _opened.append(RayDataPlane(config))
+    return _opened[-1]
+
+
+@pytest.fixture(autouse=True)
+def _close_planes() -> Iterator[None]:
+    yield
+    while _opened:
+        run(_opened.pop().close())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_portal() -> Iterator[None]:
+    yield
+    _portal.stop()
 
 
 def soon() -> Deadline:
@@ -50,23 +78,25 @@ def make_config(**settings: Any) -> Config:
 def config() -> Iterator[Config]:
     config = make_config()
     yield config
-    run(RayDataPlane(config).shutdown(soon()))
+    run(open_plane(config).shutdown(soon()))
 
 
 @pytest.fixture
 def plane(config: Config) -> RayDataPlane:
-    return RayDataPlane(config)
+    return open_plane(config)
 
 
 class _Producer:
     """Another process that puts."""
 
     def __init__(self, config: Config) -> None:
+        self.portal = Portal()
         self.plane = RayDataPlane(config)
 
     def put(self, megabytes: int) -> list[WrittenBlock]:
         columns = {"x": column(megabytes), "s": ["a"] * megabytes}
-        return run(self.plane.put("p", columns if megabytes else {"s": ["a"]}, soon()))
+        call = self.plane.put("p", columns if megabytes else {"s": ["a"]}, soon())
+        return self.portal.run(call)
 
 
 Producer: Any = ray.remote(num_cpus=0)(_Producer)
@@ -84,7 +114,11 @@ def produced_by_a_dead_process(config: Config, *megabytes: int) -> list[list[Wri
 
 def kill_store(config: Config) -> None:
     name = f"store:{config.redis.namespace}:{ray.get_runtime_context().get_node_id()}"
-    ray.kill(ray.get_actor(name, namespace=RAY_NAMESPACE))
+    store = ray.get_actor(name, namespace=RAY_NAMESPACE)
+    ray.kill(store)
+    with contextlib.suppress(RayActorError):  # raised when it is dead, which takes a moment
+        while True:
+            ray.get(store.describe.remote(), timeout=30)
 
 
 def store_bytes() -> int:
@@ -111,7 +145,7 @@ def test_a_store_that_dies_is_an_error_that_names_the_blocks(
 ) -> None:
     blocks = run(plane.put("p", {"x": column(1)}, soon()))
     kill_store(config)
-    for reader in (plane, RayDataPlane(config)):
+    for reader in (plane, open_plane(config)):
         started = time.monotonic()
         with pytest.raises(DataLostError) as raised:
             run(reader.get(all_rows(blocks), Deadline(10)))
@@ -124,7 +158,7 @@ def test_a_store_that_dies_is_an_error_that_names_the_blocks(
 def test_a_put_after_the_death_of_the_store_starts_a_new_one(
     config: Config, plane: RayDataPlane
 ) -> None:
-    reader = RayDataPlane(config)
+    reader = open_plane(config)
     lost = run(plane.put("p", {"x": column(1)}, soon()))
     run(reader.get(all_rows(lost), soon()))
     kill_store(config)
@@ -135,11 +169,11 @@ def test_a_put_after_the_death_of_the_store_starts_a_new_one(
 
 def test_producers_that_start_at_once_share_one_store(config: Config) -> None:
     async def puts() -> list[list[WrittenBlock]]:
-        planes = [RayDataPlane(config) for _ in range(4)]
+        planes = [open_plane(config) for _ in range(4)]
         return await asyncio.gather(*(one.put("p", {"x": column(1)}, soon()) for one in planes))
 
     written = run(puts())
-    plane = RayDataPlane(config)
+    plane = open_plane(config)
     for blocks in written:
         assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(1))
     listed = run(plane.unconfirmed(0.0, soon()))["p"]
@@ -213,7 +247,7 @@ def test_running_instances_and_their_settings(config: Config, plane: RayDataPlan
 
 def test_shutdown_ends_only_the_own_stores(config: Config, plane: RayDataPlane) -> None:
     other_config = make_config()
-    other = RayDataPlane(other_config)
+    other = open_plane(other_config)
     blocks = run(other.put("p", {"x": column(1)}, soon()))
     run(plane.put("p", {"x": column(1)}, soon()))
     run(plane.shutdown(soon()))
@@ -224,7 +258,7 @@ def test_shutdown_ends_only_the_own_stores(config: Config, plane: RayDataPlane) 
 
 def test_a_store_without_calls_ends_itself(wait_until: Any) -> None:
     config = make_config(idle_ttl_s=3)
-    plane = RayDataPlane(config)
+    plane = open_plane(config)
     blocks = run(plane.put("p", {"x": column(1)}, soon()))
     wait_until(lambda: config.redis.namespace not in listed(), timeout=30, what="the store ended")
     with pytest.raises(DataLostError):
@@ -252,7 +286,7 @@ def test_a_deadline_that_has_passed_is_an_error(plane: RayDataPlane) -> None:
 
 def test_settings_reach_the_codec() -> None:
     config = make_config(data=DataConfig(pickle=True, block_bytes=MB))
-    plane = RayDataPlane(config)
+    plane = open_plane(config)
     blocks = run(plane.put("p", {"x": column(3), "v": [uuid.uuid4()] * 3}, soon()))
     assert len(blocks) == 4
     got = run(plane.get(all_rows(blocks), soon()))
@@ -284,3 +318,93 @@ def test_two_nodes() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# The short way of small blocks
+
+
+class Counted:
+    """How often the store actor of a plane is called."""
+
+    def __init__(self, plane: RayDataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls = 0
+        ask = plane._stores.ask
+
+        async def counted(*arguments: Any, **options: Any) -> Any:
+            self.calls += 1
+            return await ask(*arguments, **options)
+
+        monkeypatch.setattr(plane._stores, "ask", counted)
+
+
+def test_small_blocks_need_no_call_of_the_actor(
+    plane: RayDataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(plane.start(soon()))
+    first = run(plane.put("p", {"x": torch.arange(3)}, soon()))
+    counted = Counted(plane, monkeypatch)
+    columns = {"x": torch.arange(8), "b": torch.ones(8, 2, dtype=torch.bfloat16), "s": ["ä"] * 8}
+    blocks = run(plane.put("p", columns, soon()))
+    for copy in (True, False):
+        got = run(plane.get(all_rows(blocks), soon(), copy=copy))
+        for name, column in columns.items():
+            assert_same(got[name], column)
+    assert_same(run(plane.get(all_rows(first), soon()))["x"], torch.arange(3))
+    assert counted.calls == 0
+    large = run(plane.put("p", {"x": column_of(MB)}, soon()))
+    assert counted.calls > 0
+    run(plane.delete(handles(blocks), soon()))
+    with pytest.raises(DataLostError):
+        run(plane.get(all_rows(blocks), soon()))
+    assert_same(run(plane.get(all_rows(large), soon()))["x"], column_of(MB))
+
+
+def column_of(nbytes: int) -> torch.Tensor:
+    return torch.arange(nbytes // 8)
+
+
+def test_a_door_that_does_not_answer_is_passed_by(
+    config: Config, plane: RayDataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As behind a firewall, or when the store has died and come again."""
+    blocks = run(plane.put("p", {"x": torch.arange(8)}, soon()))
+    (door,) = plane._doors._open.values()
+    door._secret = b"wrong"  # the store does not answer that
+    monkeypatch.setattr(ray_door, "_ANSWER_S", 0.2)
+    again = run(plane.put("p", {"x": torch.arange(9)}, soon()))
+    assert plane._doors._open == {}
+    for written, rows in ((blocks, 8), (again, 9)):
+        assert_same(run(plane.get(all_rows(written), soon()))["x"], torch.arange(rows))
+    kill_store(config)
+    new = run(plane.put("p", {"x": torch.arange(5)}, soon()))
+    reader = open_plane(config)
+    assert_same(run(reader.get(all_rows(new), soon()))["x"], torch.arange(5))
+    with pytest.raises(DataLostError):
+        run(reader.get(all_rows(blocks), soon()))
+
+
+def test_what_is_no_request_does_not_shut_the_door(
+    plane: RayDataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_door, "_ANSWER_S", 5.0)
+    run(plane.put("p", {"x": torch.arange(8)}, soon()))
+    (door,) = plane._doors._open.values()
+    for frames in ([b"hold"], [b"hold", b"p", b"name"], [b"find", b"\xff"], [b""]):
+        run(door._ask(frames, 5.0))
+    for frames in ([], [b""], [door._secret], [b"\x00" * 16, b"find", b"name"]):
+        run(door._socket.send_multipart([b"request", *frames]))
+    counted = Counted(plane, monkeypatch)
+    assert len(run(plane.put("p", {"x": torch.arange(8)}, soon()))) == 1
+    assert counted.calls == 0
+
+
+def test_a_full_store_takes_no_small_block_either(plane: RayDataPlane) -> None:
+    (node,) = ray.nodes()
+    most = int(0.8 * node["Resources"]["object_store_memory"])
+    run(plane.start(soon()))
+    blocks = run(plane.put("p", {"x": column_of(most // 2)}, soon()))
+    more = run(plane.put("p", {"x": column_of(most - most // 2 - 4096)}, soon()))
+    with pytest.raises(StoreFullError):
+        run(plane.put("p", {"x": column_of(8192)}, Deadline(2)))
+    run(plane.delete(handles(blocks) + handles(more), soon()))
+    assert len(run(plane.put("p", {"x": column_of(8192)}, soon()))) == 1

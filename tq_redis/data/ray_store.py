@@ -5,7 +5,8 @@ actor of that node takes a view of it. A reader asks that actor for references, 
 (zero-copy on the same node, pulled once to another one) and copies the rows that it wants. When
 the producer has died, Ray refuses its references; the reader then asks the store to put the block
 again under its own name. The block is freed when the store has dropped it and the last view that
-a reader holds is gone. Small blocks skip the object store: they travel inside the actor's calls.
+a reader holds is gone. Small blocks skip the object store: they go to the store through its door
+(:mod:`tq_redis.data.ray_door`), or inside the actor's calls where that is shut.
 
 References travel only inside Ray calls: one that is pickled anywhere else is never freed.
 """
@@ -23,6 +24,7 @@ from ray.exceptions import ObjectLostError
 from tq_redis.config import Config
 from tq_redis.data.base import Column, Content, DataPlane, Run, WrittenBlock
 from tq_redis.data.codec import EncodedBlock, StoredBlock, decode, encode, encoded
+from tq_redis.data.ray_door import Doors
 from tq_redis.data.ray_stores import StoreGoneError, Stores, in_thread, running_instances
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
@@ -41,6 +43,9 @@ ray: Any = untyped_ray  # its own types are partial
 SMALL_BYTES = 64 << 10
 """Bytes that one put may send inside its call; Ray puts arguments over 100 KiB by itself."""
 
+_SMALL = "s"
+"""How names begin of blocks that were handed in whole; others are hexadecimal."""
+
 _Entry = tuple[str, int, Any, Any]
 """Name, bytes, reference or None, block if there is no reference: what a store holds."""
 
@@ -56,6 +61,7 @@ class RayDataPlane(DataPlane):
         self._config = config
         self._node: str = ray.get_runtime_context().get_node_id()
         self._stores = Stores(config)
+        self._doors = Doors(self._stores)
 
     async def start(self, deadline: Deadline) -> None:
         await self._stores.ask(
@@ -81,7 +87,12 @@ class RayDataPlane(DataPlane):
     async def _write(
         self, partition: str, make: Callable[[], list[EncodedBlock]], deadline: Deadline
     ) -> list[WrittenBlock]:
-        ready = await in_thread(deadline, lambda: _put_blocks(make()))
+        blocks = await in_thread(deadline, make)
+        if sum(block.nbytes for block in blocks) <= SMALL_BYTES:
+            named = [(_SMALL + secrets.token_hex(8), block) for block in blocks]
+            if await self._doors.hold(self._node, partition, named, deadline):
+                return [self._written(block, name) for name, block in named]
+        ready = await in_thread(deadline, lambda: _put_blocks(blocks))
         entries = [entry for _, entry in ready]
         full = await self._stores.ask(
             self._node,
@@ -140,6 +151,10 @@ class RayDataPlane(DataPlane):
         """Handle -> reference, from the stores' ``find`` or ``adopt``."""
 
         async def of_node(node: str, names: list[str]) -> dict[str, Any]:
+            if how == "find" and all(name.startswith(_SMALL) for name in names):
+                contents = await self._doors.find(node, names, deadline)
+                if contents is not None:
+                    return {f"{node}/{n}": c for n, c in zip(names, contents, strict=True)}
             try:
                 refs = await self._stores.ask(
                     node, lambda store: getattr(store, how).remote(names), deadline
@@ -195,6 +210,7 @@ class RayDataPlane(DataPlane):
         await self._stores.end_all(deadline)
 
     async def close(self) -> None:
+        self._doors.close()
         self._stores.forget()
 
 
@@ -224,12 +240,12 @@ def _put_blocks(blocks: Iterable[EncodedBlock]) -> list[tuple[EncodedBlock, _Ent
     room = SMALL_BYTES
     ready: list[tuple[EncodedBlock, _Entry]] = []
     for block in blocks:
-        name, content = secrets.token_hex(8), (block.header, block.buffers)
+        content = block.header, block.buffers
         if block.nbytes <= room:
             room -= block.nbytes
-            ready.append((block, (name, block.nbytes, None, content)))
+            ready.append((block, (_SMALL + secrets.token_hex(8), block.nbytes, None, content)))
         else:
-            ready.append((block, (name, block.nbytes, ray.put(content), None)))
+            ready.append((block, (secrets.token_hex(8), block.nbytes, ray.put(content), None)))
     return ready
 
 
