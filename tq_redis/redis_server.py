@@ -93,6 +93,8 @@ class EmbeddedServer:
             cwd="/",
             start_new_session=True,
         )
+        # Not left to Popen: subprocess keeps one that is collected while it runs, pipes and all.
+        self._close_pipes = weakref.finalize(self, _close, self._supervisor)
         _running.add(self)
 
     def ended_within(self, seconds: float) -> bool:
@@ -133,11 +135,6 @@ class EmbeddedServer:
             shutil.rmtree(self.data_dir, ignore_errors=True)
         _running.discard(self)
 
-    def _close_pipes(self) -> None:
-        for pipe in (self._supervisor.stdin, self._supervisor.stdout):
-            if pipe is not None:
-                pipe.close()
-
     def __enter__(self) -> EmbeddedServer:
         return self
 
@@ -151,6 +148,13 @@ class EmbeddedServer:
 
 
 _running: weakref.WeakSet[EmbeddedServer] = weakref.WeakSet()
+
+
+def _close(supervisor: subprocess.Popen[bytes]) -> None:
+    """Close the pipes, at which the supervisor ends the server."""
+    for pipe in (supervisor.stdin, supervisor.stdout):
+        if pipe is not None:
+            pipe.close()
 
 
 def _let_go_after_fork() -> None:
