@@ -23,7 +23,8 @@ from tq_redis.redis_server import EmbeddedServer, find_redis_cli, start_server
 
 # The package's own __init__ imports torch and ray: seconds that have no part in this.
 STARTER = f"""
-import sys, time, types, redis
+import signal, sys, time, types, redis
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 sys.modules["tq_redis"] = types.ModuleType("tq_redis")
 sys.modules["tq_redis"].__path__ = [{str(Path(redis_server.__file__).parent)!r}]
 from tq_redis.redis_server import start_server

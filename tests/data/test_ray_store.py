@@ -391,8 +391,12 @@ def test_what_is_no_request_does_not_shut_the_door(
     (door,) = plane._doors._open.values()
     for frames in ([b"hold"], [b"hold", b"p", b"name"], [b"find", b"\xff"], [b""]):
         run(door._ask(frames, 5.0))
+
+    async def send(*frames: bytes) -> None:
+        await door._socket.send_multipart([b"request", *frames])
+
     for frames in ([], [b""], [door._secret], [b"\x00" * 16, b"find", b"name"]):
-        run(door._socket.send_multipart([b"request", *frames]))
+        run(send(*frames))
     counted = Counted(plane, monkeypatch)
     assert len(run(plane.put("p", {"x": torch.arange(8)}, soon()))) == 1
     assert counted.calls == 0
