@@ -58,3 +58,16 @@ def test_what_is_wrong_is_said(client: tq.Client, redis_url: str, namespace: str
     assert "Give --url or set TQ_REDIS_URL" in run("status").output
     found = run("status", "--url", "redis://127.0.0.1:1", "--timeout", "0.2")
     assert "No answer from Redis" in found.output
+
+
+def test_names_are_shown_as_they_are(client: tq.Client, redis_url: str, namespace: str) -> None:
+    name = "a [red]b[/] [/x] {c}:d"
+    client.put({"[x]": torch.zeros(2)}, partition_id=name)
+    client.get_meta(["[x]"], 1, name, task_name="[/t]")
+    found = run("status", "--missing", "--url", redis_url, "--namespace", namespace)
+    assert found.exit_code == 0, found.output
+    assert f"{name}: 2 samples" in found.output
+    assert ["[x]", "2", "0"] in [line.split() for line in found.output.splitlines()]
+    assert ["[/t]", "[x]", "1", "0", "1", "0", "-"] in [
+        line.split() for line in found.output.splitlines()
+    ]

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tq_redis.config import load_config
@@ -60,7 +61,7 @@ async def _show(
         await servers.learn(control.keys, deadline)
         names = [partition] if partition else await control.partitions(deadline)
         if not names:
-            console.print(f"Namespace {config.redis.namespace} has no partition.")
+            console.print(f"Namespace {escape(config.redis.namespace)} has no partition.")
         for name in names:
             _print_standing(console, name, await standing_of(control, name, deadline))
             if missing:
@@ -73,13 +74,13 @@ def _print_standing(console: Console, name: str, standing: Standing) -> None:
     promised = "" if standing.expected is None else f" of {standing.expected} expected"
     end = ", ended" if standing.ended else ""
     console.print(
-        f"[bold]{name}[/]: {standing.samples} samples ({standing.made} made{promised}{end}), "
-        f"{standing.nbytes / 1e6:.1f} MB"
+        f"[bold]{escape(name)}[/]: {standing.samples} samples "
+        f"({standing.made} made{promised}{end}), {standing.nbytes / 1e6:.1f} MB"
     )
     if standing.produced:
         fields = Table("field", "produced", "missing", box=None, padding=(0, 2), highlight=True)
         for field, count in sorted(standing.produced.items()):
-            fields.add_row(field, str(count), str(standing.samples - count))
+            fields.add_row(escape(field), str(count), str(standing.samples - count))
         console.print(fields)
     if standing.tasks:
         tasks = Table(box=None, padding=(0, 2), highlight=True)
@@ -89,7 +90,9 @@ def _print_standing(console: Console, name: str, standing: Standing) -> None:
             counts = [str(n) for n in (state.claimed, state.consumed, state.set_aside)]
             waiting = _waiting(state.waiters)
             for fields_read, ready in (state.ready or {"": 0}).items():
-                tasks.add_row(task, fields_read or "-", str(ready), *counts, waiting)
+                tasks.add_row(
+                    escape(task), escape(fields_read) or "-", str(ready), *counts, escape(waiting)
+                )
         console.print(tasks)
     console.print()
 
@@ -113,7 +116,7 @@ async def _print_missing(
     lacking = [(sample, fields) for sample, fields in lacking if fields]
     table = Table("sample", "lacks", box=None, padding=(0, 2), highlight=True)
     for sample, fields in lacking[:_LISTED]:
-        table.add_row(str(sample), ", ".join(sorted(fields)))
+        table.add_row(str(sample), escape(", ".join(sorted(fields))))
     console.print(table if lacking else "No sample lacks a field.")
     if len(lacking) > _LISTED:
         console.print(f"  ... and {len(lacking) - _LISTED} more")

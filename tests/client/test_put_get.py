@@ -279,3 +279,26 @@ def test_a_consumer_that_clears_faster_than_a_put_goes_on(
     assert torch.equal(client.get_columns(meta[3000 - left :])["x"], x[3000 - left :])
     with pytest.raises(tq.SampleNotFoundError):
         client.get_columns(meta[:1])
+
+
+def test_a_sample_that_is_named_twice_is_refused_however_far_apart(client: tq.Client) -> None:
+    meta = client.put({"x": torch.zeros(3000)}, partition_id="p")
+    twice = tq.BatchMeta([*meta.global_indexes, meta.global_indexes[0]], "p")
+    before = stored_blocks(client)
+    with pytest.raises(tq.InputError, match="distinct, got .1. more than once"):
+        client.put({"y": torch.zeros(3001)}, twice)
+    assert client.get_summary("p").get("produced:y") is None
+    assert stored_blocks(client) == before
+
+
+def test_many_rows_without_columns(client: tq.Client) -> None:
+    """As many steps as they need; no script has them all."""
+    made = client.get_meta([], 5000, "p", mode="insert")
+    assert len(set(made.global_indexes)) == 5000
+    tagged = client.merge_custom_meta(made, [{"n": n} for n in range(5000)])
+    found = client.get_meta([], 5000, "p", mode="force_fetch")
+    assert found.custom_meta == tagged.custom_meta
+    keys = [f"k{n}" for n in range(3000)]
+    assert (
+        client.kv_batch_put(keys, "q", tags=[{"n": n} for n in range(3000)]).tags[-1]["n"] == 2999
+    )

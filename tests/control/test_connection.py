@@ -17,7 +17,8 @@ from tests.control.conftest import IDLE_TTL_S, StartServer
 from tests.control.state import Admin
 from tq_redis.config import RedisConfig
 from tq_redis.control import connection as connection_module
-from tq_redis.control.connection import RedisConnection, hide_password
+from tq_redis.control.addresses import hide_password
+from tq_redis.control.connection import RedisConnection
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.records import Claimed, Wanted
 from tq_redis.deadline import Deadline

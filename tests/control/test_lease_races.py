@@ -74,6 +74,23 @@ async def test_a_lease_that_runs_out_wakes_a_waiter_without_polling(
     assert [words["kind"] for _, words in events] == ["put", "claim", "expire", "claim"]
 
 
+async def test_a_lease_that_is_shortened_wakes_who_waits_for_its_end(
+    plane: ControlPlane, admin: Admin
+) -> None:
+    ids = (await plane.produce("p", write(2, ["x"]), soon())).ids
+    first = await get(plane, 2, lease_s=60.0)
+    waiter = asyncio.create_task(get(plane, 2))
+    clients: Any = {}
+    while not clients.get("blocked_clients"):
+        clients = admin.info("clients")
+        await asyncio.sleep(0.01)
+    start = time.monotonic()
+    await plane.renew("p", held_by(first), 0.3, soon(), ids=ids)
+    found = await asyncio.wait_for(waiter, 20)
+    assert time.monotonic() - start < WOKEN_S
+    assert found.ids == ids
+
+
 async def test_big_batches_of_two_that_compete(plane: ControlPlane, admin: Admin) -> None:
     """Each takes its batch in pieces; there are not enough samples for both."""
     for _ in range(3):

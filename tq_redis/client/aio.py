@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tensordict import TensorDict
@@ -22,7 +23,7 @@ from tq_redis.client.columns import (
 from tq_redis.client.core import ANSWER_S, distinct
 from tq_redis.client.leases import LeaseCalls
 from tq_redis.client.status import StatusCalls
-from tq_redis.control.plane import ROWS_PER_PAGE, BlockGoneError, rows_per_put
+from tq_redis.control.plane import BlockGoneError, rows_per_put
 from tq_redis.control.records import BlockEntry, Run, Write
 from tq_redis.data import Column, WrittenBlock
 from tq_redis.data.codec import describe
@@ -76,7 +77,8 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         Raises:
             InputError: columns do not fit each other or the metadata; nothing was written.
             SchemaConflictError: a field would change dtype; rows before it may be written if the
-                batch was too large for one step (8,192 cells, a row counting as three more).
+                batch was too large for one step (4,096 cells, a row counting as three to eight
+                more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
             PartitionEndedError: new samples where no more are to come.
             ServerFullError: Redis is at its memory limit.
@@ -157,9 +159,8 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         merged.update_custom_meta(tags)
         new = BatchMeta(merged.global_indexes, merged.partition_ids, custom_meta=tags)
         for part in new.chunk_by_partition():
-            for page in (part[i : i + ROWS_PER_PAGE] for i in range(0, part.size, ROWS_PER_PAGE)):
-                write = Write(page.size, ids=page.global_indexes, tags=page.custom_meta)
-                await self.control.produce(part.partition_id, write, deadline)
+            write = Write(part.size, ids=part.global_indexes, tags=part.custom_meta)
+            await self.control.register(part.partition_id, write, deadline)
         return merged
 
     # Reading
@@ -279,51 +280,52 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         """Bytes first, then the rows that name them, in steps that Redis handles at once."""
         total = row_count(columns)
         schema = {name: describe(column) for name, column in columns.items()}
+        whole = Write(
+            total,
+            ids=ids,
+            keys=keys,
+            groups=groups,
+            tags=tags,
+            schema=schema,
+            overwrite=overwrite,
+        )
         blocks, first_id = await self._put_bytes(partition, columns, deadline, new=ids is None)
+        whole = replace(whole, first_id=first_id)
         # Blocks must be named before the sweep takes them for orphans.
         named_by = Deadline(min(deadline.remaining, self.config.data.orphan_grace_s / 2))
         numbers: dict[str, int] = {}
         written: list[int] = []
-        step = rows_per_put(len(columns), plain=ids is None and keys is None and groups is None)
+        step = rows_per_put(whole, len(columns))
         for first in range(0, total, step):
-            rows = slice(first, min(first + step, total))
-            parts = [
+            stop = min(first + step, total)
+            entries = [
                 BlockEntry(
                     block.handle,
                     block.nbytes,
                     max(block.first_row - first, 0),
-                    min(block.first_row + block.rows, rows.stop) - max(block.first_row, first),
+                    min(block.first_row + block.rows, stop) - max(block.first_row, first),
                     {name: schema[name].dtype for name in block.fields},
                     max(first - block.first_row, 0),
                     numbers.get(block.handle, 0),
                 )
                 for block in blocks
-                if block.first_row < rows.stop and first < block.first_row + block.rows
+                if block.first_row < stop and first < block.first_row + block.rows
             ]
-            write = Write(
-                rows.stop - first,
-                ids=None if ids is None else ids[rows],
-                keys=None if keys is None else keys[rows],
-                groups=None if groups is None else groups[rows],
-                tags=None if tags is None else tags[rows],
-                blocks=parts,
-                schema=schema,
-                overwrite=overwrite,
-                first_id=None if first_id is None else first_id + first,
-            )
+            write = replace(whole.part(first, stop), blocks=entries)
             try:
                 result = await self.control.produce(partition, write, named_by)
             except BlockGoneError:
                 # A consumer was fast: it has claimed and cleared all that was written so far.
                 await self._drop_unnamed(blocks, numbers)
+                left = whole.part(first, total)
                 rest, _ = await self._write(
                     partition,
                     {name: rows_of(column, first, total) for name, column in columns.items()},
                     deadline,
-                    ids=None if ids is None else ids[first:],
-                    keys=None if keys is None else keys[first:],
-                    groups=None if groups is None else groups[first:],
-                    tags=None if tags is None else tags[first:],
+                    ids=left.ids,
+                    keys=left.keys,
+                    groups=left.groups,
+                    tags=left.tags,
                     overwrite=overwrite,
                 )
                 return written + rest, schema
@@ -332,7 +334,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
                 # name these blocks; there the sweep finds out.
                 await self._drop_unnamed(blocks, numbers)
                 raise
-            numbers |= zip((entry.handle for entry in parts), result.numbers, strict=True)
+            numbers |= zip((entry.handle for entry in entries), result.numbers, strict=True)
             written += result.ids
             await self._free(partition, result.freed, deadline)
         return written, schema

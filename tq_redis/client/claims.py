@@ -84,8 +84,8 @@ class ClaimCalls(ClientCore):
             raise InputError(f"batch_size must be positive, got {batch_size}")
         if mode == "insert":
             deadline = self._deadline(timeout)
-            written = await self.control.produce(partition_id, Write(batch_size), deadline)
-            return BatchMeta(written.ids, partition_id, {}, np.zeros(batch_size, np.int8))
+            ids = await self.control.register(partition_id, Write(batch_size), deadline)
+            return BatchMeta(ids, partition_id, {}, np.zeros(batch_size, np.int8))
         if mode != "fetch":
             raise InputError(f"mode must be fetch, force_fetch or insert, got {mode!r}")
         if not task_name:

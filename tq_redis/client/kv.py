@@ -10,7 +10,6 @@ from tensordict.base import TensorDictBase
 
 from tq_redis.client.checkpoint import CheckpointCalls
 from tq_redis.client.columns import DataParser, Fields, row_count, single_row, to_columns
-from tq_redis.control.plane import ROWS_PER_PAGE
 from tq_redis.control.records import Rows, Write
 from tq_redis.data.base import Column
 from tq_redis.deadline import Deadline
@@ -91,11 +90,8 @@ class AsyncKVClient(CheckpointCalls):
             raise InputError(f"Got {len(tags)} tags for {len(names)} keys")
         deadline = self._deadline(timeout)
         if fields is None:
-            for first in range(0, len(names), ROWS_PER_PAGE):
-                part = names[first : first + ROWS_PER_PAGE]
-                page = (tags or ())[first : first + ROWS_PER_PAGE]
-                write = Write(len(part), keys=part, tags=page)
-                await self.control.produce(partition_id, write, deadline)
+            write = Write(len(names), keys=names, tags=tags)
+            await self.control.register(partition_id, write, deadline)
         else:
             columns = _columns_for(names, fields, data_parser)
             await self._write(
@@ -208,9 +204,8 @@ class AsyncKVClient(CheckpointCalls):
         deadline = self._deadline(timeout)
         if create:
             distinct = list(dict.fromkeys(names))
-            for first in range(0, len(distinct), ROWS_PER_PAGE):
-                part = distinct[first : first + ROWS_PER_PAGE]
-                await self.control.produce(partition_id, Write(len(part), keys=part), deadline)
+            write = Write(len(distinct), keys=distinct)
+            await self.control.register(partition_id, write, deadline)
         rows = await self._rows_of(names, partition_id, deadline)
         common = rows.common_fields()
         schema = {name: rows.schema[name] for name in common}

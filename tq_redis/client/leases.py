@@ -17,6 +17,9 @@ from tq_redis.metadata.claim import Claim
 _RENEWALS = 3
 _RENEW_AGAIN_S = 0.1
 
+# Samples of one partition that one claim holds, or held.
+_Held = tuple[str, Claim, list[int]]
+
 
 class LeaseCalls(ClientCore):
     """What becomes of samples that :meth:`get_meta` gave with a lease."""
@@ -33,15 +36,11 @@ class LeaseCalls(ClientCore):
             LeaseLostError: names the samples whose lease was lost; the others are consumed.
         """
         deadline = self._deadline(timeout)
-        lost: list[tuple[str, str, list[int]]] = []
+        lost: list[_Held] = []
         for partition, claim, rows in _by_claim(metadata):
             gone = await self.control.ack(partition, claim, rows, deadline)
-            if gone:
-                lost.append((partition, claim.task, gone))
-        if lost:
-            partition, task, _ = lost[0]
-            rows = [row for _, _, gone in lost for row in gone]
-            raise refusals.lease_lost(partition, task, rows)
+            lost += [(partition, claim, gone)] if gone else []
+        _refuse(lost)
 
     async def release(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
         """Give the samples back: other consumers of the task may get them at once.
@@ -79,10 +78,7 @@ class LeaseCalls(ClientCore):
         if lease is not None and not lease > 0:
             raise InputError(f"lease must be positive, got {lease}")
         shortest, lost = await self._renew_all(metadata, lease, self._deadline(timeout))
-        if lost:
-            partition, claim, _ = lost[0]
-            rows = [row for _, _, gone in lost for row in gone]
-            raise refusals.lease_lost(partition, claim.task, rows)
+        _refuse(lost)
         return shortest
 
     @asynccontextmanager
@@ -109,10 +105,10 @@ class LeaseCalls(ClientCore):
 
     async def _renew_all(
         self, metadata: BatchMeta, lease: float | None, deadline: Deadline
-    ) -> tuple[float, list[tuple[str, Claim, list[int]]]]:
+    ) -> tuple[float, list[_Held]]:
         """Seconds until the first lease runs out, and what has no lease any more."""
         shortest = float("inf")
-        lost: list[tuple[str, Claim, list[int]]] = []
+        lost: list[_Held] = []
         for partition, claim, rows in _by_claim(metadata):
             seconds = await self.control.renew(partition, claim, lease, deadline, ids=rows)
             if seconds is None:
@@ -143,7 +139,14 @@ async def _stop(task: asyncio.Task[None]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _by_claim(metadata: BatchMeta) -> list[tuple[str, Claim, list[int]]]:
+def _refuse(lost: list[_Held]) -> None:
+    if lost:
+        partition, claim, _ = lost[0]
+        rows = [row for _, _, gone in lost for row in gone]
+        raise refusals.lease_lost(partition, claim.task, rows)
+
+
+def _by_claim(metadata: BatchMeta) -> list[_Held]:
     """The real rows of each claim of each partition.
 
     Raises:

@@ -13,9 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
@@ -77,6 +82,28 @@ class Portal:
         except BaseException:
             handover.give_up()
             raise
+
+    @contextmanager
+    def within(self, context: AbstractAsyncContextManager[T]) -> Generator[T]:
+        """A context that is entered and left on the portal's loop."""
+        held = self.run(_enter(context))
+        try:
+            yield held
+        except BaseException as error:
+            self.run(_leave(context, error))
+            raise
+        self.run(_leave(context, None))
+
+    @asynccontextmanager
+    async def awithin(self, context: AbstractAsyncContextManager[T]) -> AsyncGenerator[T]:
+        """:meth:`within` for ``async with``, from any event loop."""
+        held = await self.arun(_enter(context))
+        try:
+            yield held
+        except BaseException as error:
+            await self.arun(_leave(context, error))
+            raise
+        await self.arun(_leave(context, None))
 
     def stop(self) -> None:
         """Cancel what runs and end the thread. Idempotent."""
@@ -146,6 +173,14 @@ class _Handover(Generic[T]):
 def _do(undo: Undo | None) -> None:
     if undo is not None:
         undo()
+
+
+async def _enter(context: AbstractAsyncContextManager[T]) -> T:
+    return await context.__aenter__()
+
+
+async def _leave(context: AbstractAsyncContextManager[Any], error: BaseException | None) -> None:
+    await context.__aexit__(error and type(error), error, error and error.__traceback__)
 
 
 async def _cancel_others() -> None:

@@ -131,17 +131,11 @@ class StatusCalls(ClientCore):
             PartitionNotFoundError
         """
         deadline = self._deadline(timeout)
-        tasks = [task_name]
-        if task_name is None:
-            summary = await self.control.summary(partition_id, deadline)
-            tasks = sorted({n.partition(":")[2] for n in summary if n.startswith(_PER_TASK)})
-        return sum(
-            [
-                await self.control.reset_consumption(partition_id, task, deadline)
-                for task in tasks
-                if task
-            ]
-        )
+        if task_name is not None:
+            return await self.control.reset_consumption(partition_id, task_name, deadline)
+        summary = await self.control.summary(partition_id, deadline)
+        tasks = sorted({n.partition(":")[2] for n in summary if n.startswith(_PER_TASK)})
+        return sum([await self.control.reset_consumption(partition_id, t, deadline) for t in tasks])
 
     # What is to come
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from os import PathLike
 from typing import Any
 
@@ -34,38 +34,6 @@ class Client:
     def config(self) -> Config:
         """Settings of the instance."""
         return self._core.config
-
-    @contextmanager
-    def hold(self, metadata: BatchMeta) -> Generator[BatchMeta]:
-        """Work on samples in the body: their leases are renewed meanwhile, in the background.
-
-        At its end the samples are acknowledged; if it raises, they are given back.
-
-        Raises:
-            InputError: samples were not claimed with a lease.
-            LeaseLostError: they were lost meanwhile, because Redis could not be reached for as
-                long as the lease, for example.
-        """
-        held = self._core.hold(metadata)
-        self._portal.run(held.__aenter__())
-        try:
-            yield metadata
-        except BaseException as error:
-            self._portal.run(held.__aexit__(type(error), error, error.__traceback__))
-            raise
-        self._portal.run(held.__aexit__(None, None, None))
-
-    @asynccontextmanager
-    async def async_hold(self, metadata: BatchMeta) -> AsyncGenerator[BatchMeta]:
-        """:meth:`hold` for ``async with``."""
-        held = self._core.hold(metadata)
-        await self._portal.arun(held.__aenter__())
-        try:
-            yield metadata
-        except BaseException as error:
-            await self._portal.arun(held.__aexit__(type(error), error, error.__traceback__))
-            raise
-        await self._portal.arun(held.__aexit__(None, None, None))
 
     def put(
         self,
@@ -98,7 +66,8 @@ class Client:
         Raises:
             InputError: columns do not fit each other or the metadata; nothing was written.
             SchemaConflictError: a field would change dtype; rows before it may be written if the
-                batch was too large for one step (8,192 cells, a row counting as three more).
+                batch was too large for one step (4,096 cells, a row counting as three to eight
+                more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
             PartitionEndedError: new samples where no more are to come.
             ServerFullError: Redis is at its memory limit.
@@ -433,6 +402,22 @@ class Client:
     ) -> float:
         """Awaitable form of :meth:`renew`."""
         return await self._portal.arun(self._core.renew(metadata, lease, timeout=timeout))
+
+    def hold(self, metadata: BatchMeta) -> AbstractContextManager[BatchMeta]:
+        """Work on samples in the body: their leases are renewed meanwhile, in the background.
+
+        At its end the samples are acknowledged; if it raises or is cancelled, they are given back.
+
+        Raises:
+            InputError: samples were not claimed with a lease.
+            LeaseLostError: they were lost meanwhile, because Redis could not be reached for as
+                long as the lease, for example.
+        """
+        return self._portal.within(self._core.hold(metadata))
+
+    def async_hold(self, metadata: BatchMeta) -> AbstractAsyncContextManager[BatchMeta]:
+        """:meth:`hold` for ``async with``."""
+        return self._portal.awithin(self._core.hold(metadata))
 
     def get_partition_list(self, *, timeout: float | None = None) -> list[str]:
         """Names of the partitions, sorted."""

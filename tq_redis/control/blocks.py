@@ -23,19 +23,8 @@ class BlockLists(Namespace):
 
     async def loading_blocks(self, partition: str, deadline: Deadline) -> set[str]:
         """Handles that a checkpoint which is being loaded uses."""
-        found: set[str] = set()
-        cursor = -1
-        while cursor:
-            cursor, page = await self.connection.command(
-                "SSCAN",
-                self.keys.loading(partition),
-                max(cursor, 0),
-                "COUNT",
-                _PAGE,
-                deadline=deadline,
-            )
-            found.update(handle.decode() for handle in page)
-        return found
+        found = await self._scan("SSCAN", self.keys.loading(partition), deadline)
+        return {handle.decode() for handle in found}
 
     async def freed(self, partition: str, deadline: Deadline) -> list[str]:
         """Handles of blocks whose bytes are to be freed."""
@@ -77,14 +66,15 @@ class BlockLists(Namespace):
         return [msgspec.json.decode(record)["handle"] for record in records.values()]
 
     async def _scan(
-        self, command: Literal["HSCAN", "ZSCAN"], key: str, deadline: Deadline
+        self, command: Literal["HSCAN", "SSCAN", "ZSCAN"], key: str, deadline: Deadline
     ) -> dict[bytes, Any]:
-        """A hash, or the scores of a sorted set. Has all that was there throughout."""
+        """A hash, the scores of a sorted set, or the members of a set with nothing each. Has all
+        that was there throughout."""
         found: dict[bytes, Any] = {}
         cursor = -1
         while cursor:
             cursor, page = await self.connection.command(
                 command, key, max(cursor, 0), "COUNT", _PAGE, deadline=deadline
             )
-            found.update(page)
+            found.update(dict.fromkeys(page) if command == "SSCAN" else page)
         return found

@@ -17,15 +17,13 @@ from tenacity import (
 )
 
 from tq_redis.config import RedisConfig
-from tq_redis.control.addresses import Address, hide_password, parse_address
+from tq_redis.control.addresses import Address, parse_address
 from tq_redis.control.rights import require_rights
 from tq_redis.control.scripts import Verb, load_script
 from tq_redis.control.server_errors import is_elsewhere, may_pass, our_errors
 from tq_redis.control.topologies import Primary, open_topology
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError, ServerPolicyError
-
-__all__ = ["RedisConnection", "hide_password"]
 
 T = TypeVar("T")
 

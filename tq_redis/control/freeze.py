@@ -70,7 +70,7 @@ class Freeze:
                     break
 
     async def keep(self, partition: str, deadline: Deadline) -> None:
-        """Let all go on that does not free or replace bytes.
+        """Let all calls go on; bytes are not freed yet.
 
         Raises:
             HoldLostError: it did not stand still all the time.

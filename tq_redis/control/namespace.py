@@ -164,9 +164,9 @@ class Namespace:
             reply = await self._run(verb, partition, {**values, **once}, kind, deadline)
             if reply.frozen is None:
                 return reply
-            await self._thawed(partition, reply.frozen, deadline)
+            await self.thawed(partition, reply.frozen, deadline)
 
-    async def _thawed(self, partition: str, frozen: tuple[str, float], deadline: Deadline) -> None:
+    async def thawed(self, partition: str, frozen: tuple[str, float], deadline: Deadline) -> None:
         """Wait until a save lets calls go on that it had to hold up.
 
         Raises:

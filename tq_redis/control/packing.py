@@ -13,7 +13,7 @@ from tq_redis.control.keys import decode, encode
 from tq_redis.control.ranges import to_ranges
 from tq_redis.control.records import Rows, Run, State, Tags, Write
 from tq_redis.control.replies import DescribeReply, LocateReply
-from tq_redis.errors import InputError, shorten
+from tq_redis.errors import InputError
 from tq_redis.metadata.schema import FieldSchema
 
 _STATES: dict[str, State] = {"-": "open", "l": "leased", "c": "consumed", "a": "aside"}
@@ -35,7 +35,7 @@ def write_arguments(write: Write) -> dict[str, Any]:
     """The arguments of ``produce``, but for the ids of new rows.
 
     Raises:
-        InputError: a row is named twice, or a tag is not JSON.
+        InputError: a tag is not JSON.
     """
     packed: dict[str, Any] = {
         "overwrite": write.overwrite,
@@ -60,11 +60,9 @@ def write_arguments(write: Write) -> dict[str, Any]:
         "tags": tag_columns(write.tags or ()),
     }
     if write.ids is not None:
-        _require_distinct("Samples", write.ids)
         return packed | {"ids": to_ranges(write.ids)}
     packed["count"] = write.count
     if write.keys is not None:
-        _require_distinct("Keys", write.keys)
         packed["keys"] = list(write.keys)
     if write.groups is not None:
         packed["groups"] = [encode(name) for name in write.groups]
@@ -169,12 +167,3 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return all(_is_finite(inner) for inner in cast("Sequence[Any]", value))
     return True
-
-
-def _require_distinct(what: str, names: Sequence[Any]) -> None:
-    if len(set(names)) != len(names):
-        counts: dict[Any, int] = {}
-        for name in names:
-            counts[name] = counts.get(name, 0) + 1
-        repeated = [name for name, count in counts.items() if count > 1]
-        raise InputError(f"{what} must be distinct, got {shorten(repeated)} more than once")

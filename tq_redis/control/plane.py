@@ -27,13 +27,15 @@ CELLS_PER_CALL = 8192
 _CELLS_PER_PUT = 4096
 
 
-def rows_per_put(fields: int, *, plain: bool) -> int:
-    """Rows that one :meth:`ControlPlane.produce` should have, for a put of so many fields.
+def rows_per_put(write: Write, fields: int) -> int:
+    """Rows that one :meth:`ControlPlane.produce` should have, for a write of so many fields.
 
     A row costs about as much as three cells, and eight where it may be in a group or be there
-    already (``plain`` is false).
+    already. A tag costs as much as a field.
     """
-    return max(1, _CELLS_PER_PUT // (fields + (3 if plain else 8)))
+    plain = write.ids is None and write.keys is None and write.groups is None
+    tags = {name for row in write.tags or () for name in row}
+    return max(1, _CELLS_PER_PUT // (fields + len(tags) + (3 if plain else 8)))
 
 
 class BlockGoneError(Exception):
@@ -53,7 +55,7 @@ class ControlPlane(Claims, Snapshots):
         """Write rows in one atomic step.
 
         Raises:
-            InputError: a row is named twice, or a tag is not JSON.
+            InputError: a tag is not JSON.
             PartitionNotFoundError, SampleNotFoundError: ``write.ids`` are not there.
             SchemaConflictError: a row has the field with another dtype.
             PartitionEndedError: new rows where no more are to come.
@@ -79,6 +81,19 @@ class ControlPlane(Claims, Snapshots):
             # Listed before the call too, but a clear may have come in between.
             await self._list(partition, deadline)
         return Written(from_ranges(reply.ids), reply.blocks, reply.freed)
+
+    async def register(self, partition: str, write: Write, deadline: Deadline) -> list[int]:
+        """Write rows without columns, many in several steps. Returns their ids.
+
+        Raises:
+            The errors of :meth:`produce`; rows of earlier steps are written.
+        """
+        step = rows_per_put(write, 0)
+        ids: list[int] = []
+        for first in range(0, write.count, step):
+            part = write.part(first, min(first + step, write.count))
+            ids += (await self.produce(partition, part, deadline)).ids
+        return ids
 
     async def set_tags(
         self, partition: str, ids: Sequence[int], tags: Sequence[Tags], deadline: Deadline

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from tq_redis.errors import InputError, shorten
 from tq_redis.metadata.claim import Claim
 from tq_redis.metadata.schema import FieldSchema
 
@@ -58,6 +59,9 @@ class Write:
         schema: the form of each field.
         overwrite: a field may change its dtype.
         first_id: the first of ``count`` ids that were reserved for new rows; None: reserve them.
+
+    Raises:
+        InputError: a sample or a key is named twice.
     """
 
     count: int
@@ -69,6 +73,24 @@ class Write:
     schema: Mapping[str, FieldSchema] = field(default_factory=dict[str, FieldSchema])
     overwrite: bool = False
     first_id: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_distinct("Samples", self.ids or ())
+        _require_distinct("Keys", self.keys or ())
+
+    def part(self, first: int, stop: int) -> Write:
+        """These rows of it, without blocks."""
+        rows = slice(first, stop)
+        return replace(
+            self,
+            count=stop - first,
+            ids=self.ids and self.ids[rows],
+            keys=self.keys and self.keys[rows],
+            groups=self.groups and self.groups[rows],
+            tags=self.tags and self.tags[rows],
+            blocks=(),
+            first_id=None if self.first_id is None else self.first_id + first,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +227,12 @@ class Rows:
     def common_fields(self) -> list[str]:
         """Fields that every row has, sorted."""
         return sorted(name for name, flags in self.produced.items() if all(flags))
+
+
+def _require_distinct(what: str, names: Sequence[Any]) -> None:
+    if len(set(names)) != len(names):
+        counts: dict[Any, int] = {}
+        for name in names:
+            counts[name] = counts.get(name, 0) + 1
+        repeated = [name for name, count in counts.items() if count > 1]
+        raise InputError(f"{what} must be distinct, got {shorten(repeated)} more than once")

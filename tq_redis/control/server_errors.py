@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import redis.exceptions as rex
 
-from tq_redis.control.addresses import hide_password
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
     AuthenticationError,
@@ -17,8 +16,6 @@ from tq_redis.errors import (
     ServerFullError,
     ServerUnavailableError,
 )
-
-__all__ = ["hide_password", "is_elsewhere", "may_pass", "our_errors"]
 
 _PASSING = (
     rex.ConnectionError,

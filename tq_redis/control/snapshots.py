@@ -14,7 +14,7 @@ from tq_redis.control.replies import ActivateReply, Reply, SnapshotReply
 from tq_redis.deadline import Deadline
 
 Level = Literal["all", "keep", "none"]
-"""What waits while a save runs: every verb that writes, those that free or replace bytes, none."""
+"""During a save: no verb writes; all do, but no bytes are freed; the save is done with it."""
 
 # Entries that one script reads: a few milliseconds of Redis's only thread.
 _ENTRIES_PER_PAGE = 4000
@@ -51,14 +51,6 @@ class Snapshots(Namespace):
             "first": first,
         }
         return await self._run("freeze", partition, arguments, Reply, deadline)
-
-    async def thawed(self, partition: str, frozen: tuple[str, float], deadline: Deadline) -> None:
-        """Wait for another save.
-
-        Raises:
-            DeadlineError: it was not done in time.
-        """
-        await self._thawed(partition, frozen, deadline)
 
     async def is_held(self, partition: str, deadline: Deadline) -> bool:
         """Whether a save holds the partition, or died while it did."""

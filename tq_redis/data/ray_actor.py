@@ -2,11 +2,10 @@
 
 An object in Ray's store dies with the process that put it. The store holds a zero-copy view of
 every block that producers on its node put: the view keeps the memory, also after the producer's
-death. It then puts the block again, as its own, for readers that ask (``adopt``). Small blocks
-come and go inside the calls instead, and are the store's own from the start.
+death. It then puts the block again, as its own, for readers that ask (``adopt``).
 
-Small blocks have a door of their own: a ZeroMQ socket, whose round trip costs a tenth of an actor
-call's. Who knows its address, a secret word in it included, may hand blocks in and ask for them.
+Small blocks come and go whole instead, and are the store's own from the start: by a door of their
+own, a ZeroMQ socket for those who know its address and secret, or inside the actor's calls.
 
 The views pin their blocks, so Ray cannot spill them; the store therefore counts bytes and makes
 producers wait before the node's object store is full.
@@ -110,14 +109,10 @@ class Store:
         partition, at = frames[0].decode(), 1
         new: dict[str, tuple[Any, int]] = {}
         while at < len(frames):
-            name, header = frames[at].decode(), frames[at + 1]
-            dtypes = frames[at + 2].decode().split()
-            at += 3
-            buffers = frames[at : at + len(dtypes)]
-            at += len(dtypes)
-            content = header, [np.frombuffer(b, d) for b, d in zip(buffers, dtypes, strict=True)]
+            name = frames[at].decode()
+            content, at = next_block(frames, at + 1)
             if name not in self._blocks:
-                new[name] = content, sum(map(len, buffers))
+                new[name] = content, sum(buffer.nbytes for buffer in content[1])
         nbytes = sum(size for _, size in new.values())
         if self._bytes + nbytes > self._capacity:
             return [b"full"]
@@ -132,12 +127,7 @@ class Store:
         frames: list[bytes] = []
         for name in names:
             block = self._blocks.get(name.decode())
-            if block is None:
-                frames += [b"", b""]
-            else:
-                header, buffers = block.view
-                frames += [header, " ".join(buffer.dtype.str for buffer in buffers).encode()]
-                frames += [buffer.tobytes() for buffer in buffers]
+            frames += [b"", b""] if block is None else to_frames(*block.view)
         return frames
 
     async def hold(
@@ -226,6 +216,20 @@ class Store:
         for name in names:
             if name in self._blocks:
                 self._blocks[name].confirmed = True
+
+
+def to_frames(header: bytes, buffers: Sequence[Any]) -> list[bytes]:
+    """A block as parts of a message: header, names of dtypes, buffers."""
+    dtypes = " ".join(buffer.dtype.str for buffer in buffers)
+    return [header, dtypes.encode(), *(buffer.tobytes() for buffer in buffers)]
+
+
+def next_block(frames: Sequence[bytes], at: int) -> tuple[tuple[bytes, list[Any]], int]:
+    """Inverse of :func:`to_frames`: the block that begins here, and where the next one does."""
+    header, dtypes = frames[at], frames[at + 1].decode().split()
+    end = at + 2 + len(dtypes)
+    parts = zip(frames[at + 2 : end], dtypes, strict=True)
+    return (header, [np.frombuffer(part, dtype) for part, dtype in parts]), end
 
 
 async def _view(ref: Any | None, block: Any) -> Any:

@@ -1,7 +1,8 @@
 """The short way to a store: small blocks in ZeroMQ messages instead of calls of the actor.
 
-A call of an async Ray actor costs more than 3 ms of CPU on both sides together, a message here a
-twentieth of that. Who gets no answer takes the long way, whose errors say what is wrong.
+A put of eight rows took 2.7 ms of CPU in the client and 1.4 in the store with a call of the async
+actor, and takes 1.4 and 0.3 with a message here. Who gets no answer takes the long way, whose
+errors say what is wrong.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-import numpy as np
 import zmq
 import zmq.asyncio
 
 from tq_redis.data.base import Content
 from tq_redis.data.codec import EncodedBlock
+from tq_redis.data.ray_actor import next_block, to_frames
 from tq_redis.data.ray_stores import StoreGoneError, Stores
 from tq_redis.deadline import Deadline
 
@@ -65,9 +66,7 @@ class Door:
         """
         frames: list[Any] = [b"hold", partition.encode()]
         for name, block in blocks:
-            dtypes = " ".join(buffer.dtype.str for buffer in block.buffers)
-            frames += [name.encode(), block.header, dtypes.encode()]
-            frames += [buffer.tobytes() for buffer in block.buffers]
+            frames += [name.encode(), *to_frames(block.header, block.buffers)]
         (answer,) = await self._ask(frames, wait_s)
         return answer == b"held"
 
@@ -81,11 +80,8 @@ class Door:
         found: list[Content | None] = []
         at = 0
         for _ in names:
-            header, dtypes = frames[at], frames[at + 1].decode().split()
-            buffers = frames[at + 2 : at + 2 + len(dtypes)]
-            at += 2 + len(dtypes)
-            arrays = [np.frombuffer(b, d) for b, d in zip(buffers, dtypes, strict=True)]
-            found.append((header, arrays) if header else None)
+            content, at = next_block(frames, at)
+            found.append(content if content[0] else None)
         return found
 
     async def _ask(self, frames: Sequence[Any], wait_s: float) -> list[bytes]:

@@ -9,8 +9,9 @@
 --          tags: {{name, JSON per row...}}; an empty string leaves that row's tag as it is
 -- Returns  code ok: ids (ranges), freed (handles to free), created (the partition is new),
 --          blocks (the number of each)
---          nothing was written: code no_partition | gone (an earlier step's block) | unknown (ids) | conflict (field, old, new, ids)
---          | ended (made) | unexpected (made, expected, more): no such new rows are to come
+--          nothing was written: code no_partition | gone (an earlier step's block) | unknown
+--          (ids) | conflict (field, old, new, ids) | ended (made) | unexpected (made, expected,
+--          more): no such new rows are to come
 local replayed = replay()
 if replayed then
   return replayed

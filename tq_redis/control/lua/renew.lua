@@ -8,9 +8,15 @@ if not claim or (#ids > 0 and #held(args.task, number, ids, 'leased') == 0) then
   return cmsgpack.pack({ code = 'lost' })
 end
 local lease = args.lease > 0 and args.lease or claim.lease
--- Removed first: this passes when Redis's memory is full.
-if redis.call('ZREM', key('leases', args.task), number) == 1 then
-  redis.call('ZADD', key('leases', args.task), lease_clock() + lease, number)
+local before = redis.call('ZSCORE', key('leases', args.task), number)
+if before then
+  local ends = lease_clock() + lease
+  -- Removed first: this passes when Redis's memory is full.
+  redis.call('ZREM', key('leases', args.task), number)
+  redis.call('ZADD', key('leases', args.task), ends, number)
+  if ends < tonumber(before) then
+    event('renew', 'task', args.task) -- waiters must not sleep for longer
+  end
   touch()
 end
 return cmsgpack.pack({ code = 'ok', lease = lease })

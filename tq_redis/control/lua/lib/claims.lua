@@ -15,10 +15,6 @@ local function count(state, task, change)
   end
 end
 
-local function state_of(record)
-  return string.match(record, '^%a+')
-end
-
 local function record_all(task, ids, record)
   local records = {}
   for i = 1, #ids do
@@ -45,7 +41,7 @@ local function drop_records(task, ids)
   local records, states = lookup('HMGET', key('task', task), ids), {}
   for i = 1, #ids do
     if records[i] then
-      local state = state_of(records[i])
+      local state = string.match(records[i], '^%a+')
       states[state] = (states[state] or 0) - 1
     end
   end
@@ -101,7 +97,7 @@ local function save_claim(task, number, claim)
   redis.call('HSET', key('claims', task), number, cjson.encode(claim))
 end
 
-local function end_claim(task, number, claim)
+local function end_claim(task, number)
   redis.call('HDEL', key('claims', task), number)
   redis.call('ZREM', key('leases', task), number)
 end
@@ -110,7 +106,7 @@ end
 local function shrink_claim(task, number, claim, rows)
   claim.rows = claim.rows - rows
   if claim.rows <= 0 then
-    end_claim(task, number, claim)
+    end_claim(task, number)
   else
     save_claim(task, number, claim)
   end
@@ -137,7 +133,7 @@ local function expire_due(task, most)
     end
     local mine = held(task, number, expand(claim.ids), 'leased')
     return_rows(task, number, claim, mine)
-    end_claim(task, number, claim)
+    end_claim(task, number)
     forget_draw(task, number, claim)
     event('expire', 'task', task, 'rows', #mine)
   end
@@ -168,7 +164,8 @@ local function prospect(task)
   end
 end
 
--- An event of rows that a task has taken or done. Waiters need it only when it may be the last.
+-- An event of rows that a task has taken or done. Waiters need it only when it may be the last: what
+-- is taken from the ready rows, and comes back, is no more than what was too little before.
 local function taken_event(kind, task, rows)
   if prospect(task) then
     event(kind, 'task', task, 'rows', rows, 'news', '1')
@@ -215,7 +212,8 @@ local function note_waiter()
   if redis.call('HEXISTS', key('waiters'), id) == 0 then
     local now = milliseconds()
     redis.call('HSET', key('waiters'), id, cjson.encode({ task = args.task, since = now,
-      ends = now + wait, consumer = args.consumer, count = args.count or 0, fields = table.concat(args.fields, '|') }))
+      ends = now + wait, consumer = args.consumer, count = args.count or 0,
+      fields = table.concat(args.fields, '|') }))
     touch()
   end
 end
