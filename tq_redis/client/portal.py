@@ -24,6 +24,8 @@ from contextlib import (
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 
+import uvloop
+
 from tq_redis.errors import ClosedError
 
 T = TypeVar("T")
@@ -45,7 +47,7 @@ class Portal:
     """Runs coroutines on a daemon thread of its own, from creation to :meth:`stop`."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tq_redis", daemon=True)
         self._thread.start()
 

@@ -54,11 +54,13 @@ class Namespace:
             if self._counted.get(shard) != changes:
                 await self._skip_lost(shard, deadline)
                 self._counted[shard] = changes
-            last, *_ = await shard.commands(
+            last, listed = await shard.commands(
                 ("INCRBY", self.keys.next_sample, count),
-                *self._listing(partition),
+                ("SADD", self.keys.partitions, encode(partition)),
                 deadline=deadline,
             )
+            if listed or last == count:  # one of these keys may be new
+                await shard.commands(*self._lifetimes(), deadline=deadline)
             if shard.changes == changes:  # else it may be another server that has counted
                 return int(last) - count + 1
 

@@ -6,11 +6,15 @@ buffers as they are and a reader can take rows from them without touching the re
 
 from __future__ import annotations
 
+import asyncio
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 
 from tq_redis.data.base import Column, Content, Run
 from tq_redis.data.columns import Buffer, Cuttable, check_columns, cuttable
@@ -20,6 +24,13 @@ from tq_redis.data.spans import Span, spans_of
 from tq_redis.data.values import UnsupportedValueError
 from tq_redis.errors import InputError
 from tq_redis.metadata.schema import FieldSchema
+
+# What is encoded or decoded on the event loop itself: half a millisecond at most.
+_LIGHT_BYTES = 64 << 10
+_LIGHT_ROWS = 4096
+_LIGHT_VALUES = 512
+# What a value costs beside its characters, in the time that bytes take.
+_VALUE_BYTES = 64
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -65,6 +76,7 @@ class StoredBlock:
         decoded = msgspec.msgpack.decode(header, type=_Header)
         self.content = header, buffers
         self.rows = decoded.rows
+        self.nbytes = sum(buffer.nbytes for buffer in buffers)
         self._fields: dict[str, tuple[FieldSchema, Sequence[Buffer]]] = {}
         at = 0
         for part in decoded.parts:
@@ -121,6 +133,43 @@ def encode(
         for field, column in ready.items()
         for first, last in _cuts(column.ends, block_bytes)
     ]
+
+
+def is_light(columns: Mapping[str, Column]) -> bool:
+    """Whether :func:`encode` takes so little time that a thread of its own would cost more: 0.2 to
+    1 ms, there and back."""
+    return sum(map(_weight, columns.values())) <= _LIGHT_BYTES
+
+
+def _weight(column: Column) -> float:
+    """Bytes of a column, or infinity where it takes long to say."""
+    if isinstance(column, torch.Tensor):
+        plain = column.values() if column.layout == torch.jagged else column
+        if plain.is_nested or plain.layout != torch.strided or plain.device.type != "cpu":
+            return math.inf
+        return plain.nbytes
+    if len(column) > _LIGHT_VALUES:
+        return math.inf
+    return sum(_VALUE_BYTES + len(v) if isinstance(v, str | bytes) else _size(v) for v in column)
+
+
+def _size(value: Any) -> float:
+    return _VALUE_BYTES if value is None or isinstance(value, int | float) else math.inf
+
+
+async def decoded(
+    wanted: Mapping[str, Sequence[Run]],
+    blocks: Mapping[str, StoredBlock],
+    *,
+    copy: bool,
+    allow_pickle: bool,
+) -> dict[str, Column]:
+    """:func:`decode`, in a thread of its own unless that would cost more."""
+    rows = sum(count for runs in wanted.values() for _, _, count in runs)
+    nbytes = sum(block.nbytes for block in blocks.values())
+    if rows <= _LIGHT_ROWS and nbytes <= _LIGHT_BYTES:
+        return decode(wanted, blocks, copy=copy, allow_pickle=allow_pickle)
+    return await asyncio.to_thread(decode, wanted, blocks, copy=copy, allow_pickle=allow_pickle)
 
 
 def _cuts(ends: Int64s, block_bytes: int) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from tq_redis.config import Config
 from tq_redis.data.base import Column, Content, DataPlane, Run, WrittenBlock
-from tq_redis.data.codec import EncodedBlock, StoredBlock, decode, encode, encoded
+from tq_redis.data.codec import EncodedBlock, StoredBlock, decoded, encode, encoded, is_light
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, shorten
 
@@ -45,6 +45,8 @@ class MemoryDataPlane(DataPlane):
     async def put(
         self, partition: str, columns: Mapping[str, Column], deadline: Deadline
     ) -> list[WrittenBlock]:
+        if is_light(columns):
+            return self._put(partition, columns)
         return await asyncio.to_thread(self._put, partition, columns)
 
     def _put(self, partition: str, columns: Mapping[str, Column]) -> list[WrittenBlock]:
@@ -65,8 +67,7 @@ class MemoryDataPlane(DataPlane):
         self, wanted: Mapping[str, Sequence[Run]], deadline: Deadline, *, copy: bool = True
     ) -> dict[str, Column]:
         blocks = self._found(run[0] for runs in wanted.values() for run in runs)
-        allow_pickle = self._config.data.pickle
-        return await asyncio.to_thread(decode, wanted, blocks, copy=copy, allow_pickle=allow_pickle)
+        return await decoded(wanted, blocks, copy=copy, allow_pickle=self._config.data.pickle)
 
     async def read_blocks(self, handles: Sequence[str], deadline: Deadline) -> list[Content]:
         blocks = self._found(handles)

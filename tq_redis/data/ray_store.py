@@ -23,7 +23,7 @@ from ray.exceptions import ObjectLostError
 
 from tq_redis.config import Config
 from tq_redis.data.base import Column, Content, DataPlane, Run, WrittenBlock
-from tq_redis.data.codec import EncodedBlock, StoredBlock, decode, encode, encoded
+from tq_redis.data.codec import EncodedBlock, StoredBlock, decoded, encode, encoded, is_light
 from tq_redis.data.ray_door import Doors
 from tq_redis.data.ray_stores import StoreGoneError, Stores, in_thread, running_instances
 from tq_redis.deadline import Deadline
@@ -76,18 +76,18 @@ class RayDataPlane(DataPlane):
         def cut() -> list[EncodedBlock]:
             return encode(columns, block_bytes=data.block_bytes, allow_pickle=data.pickle)
 
-        return await self._write(partition, cut, deadline)
+        blocks = cut() if is_light(columns) else await in_thread(deadline, cut)
+        return await self._write(partition, blocks, deadline)
 
     async def write_blocks(
         self, partition: str, contents: Sequence[Content], deadline: Deadline
     ) -> list[str]:
-        written = await self._write(partition, lambda: list(map(encoded, contents)), deadline)
+        written = await self._write(partition, list(map(encoded, contents)), deadline)
         return [block.handle for block in written]
 
     async def _write(
-        self, partition: str, make: Callable[[], list[EncodedBlock]], deadline: Deadline
+        self, partition: str, blocks: list[EncodedBlock], deadline: Deadline
     ) -> list[WrittenBlock]:
-        blocks = await in_thread(deadline, make)
         if sum(block.nbytes for block in blocks) <= SMALL_BYTES:
             named = [(_SMALL + secrets.token_hex(8), block) for block in blocks]
             if await self._doors.hold(self._node, partition, named, deadline):
@@ -116,8 +116,7 @@ class RayDataPlane(DataPlane):
     ) -> dict[str, Column]:
         handles = dict.fromkeys(run[0] for runs in wanted.values() for run in runs)
         blocks = await self._fetch(list(handles), deadline)
-        allow_pickle = self._config.data.pickle
-        return await asyncio.to_thread(decode, wanted, blocks, copy=copy, allow_pickle=allow_pickle)
+        return await decoded(wanted, blocks, copy=copy, allow_pickle=self._config.data.pickle)
 
     async def read_blocks(self, handles: Sequence[str], deadline: Deadline) -> list[Content]:
         blocks = await self._fetch(list(dict.fromkeys(handles)), deadline)
