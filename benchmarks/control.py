@@ -7,20 +7,14 @@ transfer_queue's has an interpreter of its own, which is made when it is not the
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-import msgspec
-
+from benchmarks import report
 from benchmarks.figures import Bar, Figure, compare, growth
-from benchmarks.machine import machine
-from benchmarks.peer import ENVIRONMENT, find_or_make
-from benchmarks.sides import Pair, SideError
+from benchmarks.report import count
+from benchmarks.sides import Sides
 
 WORK = "benchmarks.control_work"
 REDIS_WORK = "benchmarks.redis_work"
@@ -49,12 +43,12 @@ FULL = Effort(
 QUICK = Effort(repetitions=2, calls=6, puts=8, sizes=(1_000, 50_000), large=None, most_clients=2)
 
 
-def claim(pair: Pair, effort: Effort) -> Iterator[Figure]:
+def claim(sides: Sides, effort: Effort) -> Iterator[Figure]:
     """Claims of 64 rows from partitions of several sizes, and their clearing."""
     bars = {1_000: [Bar("ratio", ">=", 1.5)], 50_000: [Bar("ratio", ">=", 10)]}
     series: dict[int, Any] = {}
     for rows in effort.sizes:
-        measured = pair.measure(f"{WORK}.life", effort.repetitions, rows=rows, claims=effort.calls)
+        measured = sides.measure(f"{WORK}.life", effort.repetitions, rows=rows, claims=effort.calls)
         series[rows] = measured.series("claim")
         yield compare(f"claim 64 of {rows} rows", "ms", *series[rows], bars=bars.get(rows, ()))
         yield compare(
@@ -81,7 +75,7 @@ def claim(pair: Pair, effort: Effort) -> Iterator[Figure]:
     )
 
 
-def produce(pair: Pair, effort: Effort) -> Iterator[Figure]:
+def produce(sides: Sides, effort: Effort) -> Iterator[Figure]:
     """Rows produced per second, in large puts and in small ones."""
     shapes: tuple[tuple[int, int, int, Sequence[Bar]], ...] = (
         (1, 1024, 1, [Bar("ratio", ">=", 3)]),
@@ -90,7 +84,7 @@ def produce(pair: Pair, effort: Effort) -> Iterator[Figure]:
         (2, 8, 1, [Bar("ratio", ">=", 3)]),
     )
     for clients, rows, fields, bars in shapes:
-        measured = pair.measure(
+        measured = sides.measure(
             f"{WORK}.produce",
             effort.repetitions,
             clients=clients,
@@ -98,7 +92,7 @@ def produce(pair: Pair, effort: Effort) -> Iterator[Figure]:
             rows=rows,
             fields=fields,
         )
-        shape = f"{_count(clients, 'client')}, puts of {rows} rows x {_count(fields, 'field')}"
+        shape = f"{count(clients, 'client')}, puts of {rows} rows x {count(fields, 'field')}"
         yield compare(
             f"rows produced, {shape}",
             "rows/s",
@@ -109,9 +103,9 @@ def produce(pair: Pair, effort: Effort) -> Iterator[Figure]:
         yield compare(f"one put, {shape}", "ms", *measured.series("put"))
 
 
-def wake(pair: Pair, effort: Effort) -> Iterator[Figure]:
+def wake(sides: Sides, effort: Effort) -> Iterator[Figure]:
     """From a put to the consumer that waits for it."""
-    measured = pair.measure(f"{WORK}.wake", effort.repetitions, times=5 * effort.calls)
+    measured = sides.measure(f"{WORK}.wake", effort.repetitions, times=5 * effort.calls)
     note = "transfer_queue's consumer polls every millisecond; ours is woken by Redis"
     yield compare(
         "put -> waiting consumer has metadata", "ms", *measured.series("metadata"), note=note
@@ -125,10 +119,10 @@ def wake(pair: Pair, effort: Effort) -> Iterator[Figure]:
     )
 
 
-def lists(pair: Pair, effort: Effort) -> Iterator[Figure]:
+def lists(sides: Sides, effort: Effort) -> Iterator[Figure]:
     """Listing keys and partitions, and changing tags."""
     keys, partitions = 10_000, 100
-    measured = pair.measure(
+    measured = sides.measure(
         f"{WORK}.lists", effort.repetitions, keys=keys, partitions=partitions, calls=effort.calls
     )
     yield compare(f"kv_list of {keys} keys with two tags", "ms", *measured.series("keys"))
@@ -136,11 +130,11 @@ def lists(pair: Pair, effort: Effort) -> Iterator[Figure]:
     yield compare(f"list of {partitions + 1} partitions", "ms", *measured.series("partitions"))
 
 
-def memory(pair: Pair, effort: Effort) -> Iterator[Figure]:
+def memory(sides: Sides, effort: Effort) -> Iterator[Figure]:
     """What a cell costs in Redis."""
     fields = 9
     repetitions = [
-        pair.ours.ask(f"{REDIS_WORK}.bytes_per_cell", rows=20_480, fields=fields)
+        sides.ours.ask(f"{REDIS_WORK}.bytes_per_cell", rows=20_480, fields=fields)
         for _ in range(effort.repetitions)
     ]
     for state in ("produced", "consumed"):
@@ -153,14 +147,14 @@ def memory(pair: Pair, effort: Effort) -> Iterator[Figure]:
         )
 
 
-def million(pair: Pair, effort: Effort) -> Iterator[Figure]:
+def million(sides: Sides, effort: Effort) -> Iterator[Figure]:
     """A partition of a million rows, and the longest script meanwhile; not in a quick run."""
     if effort.large is None:
         return
     rows = effort.large
-    pair.ours.ask(f"{REDIS_WORK}.watch_scripts")
-    measured = pair.measure(f"{WORK}.large_life", 1, rows=rows, calls=effort.calls)
-    scripts = pair.ours.ask(f"{REDIS_WORK}.slow_scripts")
+    sides.ours.ask(f"{REDIS_WORK}.watch_scripts")
+    measured = sides.measure(f"{WORK}.large_life", 1, rows=rows, calls=effort.calls)
+    scripts = sides.ours.ask(f"{REDIS_WORK}.slow_scripts")
     for what in ("claim", "claim 256", "put 8", "clear 1024", "clear", "first claim", "fill"):
         yield compare(f"{what}, partition of {rows} rows", "ms", *measured.series(what))
     longest = max(scripts, key=lambda name: scripts[name][0])
@@ -175,72 +169,12 @@ def million(pair: Pair, effort: Effort) -> Iterator[Figure]:
     )
 
 
-GROUPS: dict[str, Callable[[Pair, Effort], Iterator[Figure]]] = {
-    group.__name__: group for group in (claim, produce, wake, lists, memory, million)
-}
+GROUPS = {group.__name__: group for group in (claim, produce, wake, lists, memory, million)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure what the command line asks for."""
-    options = _parser().parse_args(arguments)
-    try:
-        _run(options)
-    except (SideError, FileExistsError) as error:
-        sys.exit(str(error))
-
-
-def _run(options: argparse.Namespace) -> None:
-    peer = None if options.no_peer else find_or_make(options.peer_env)
-    with ExitStack() as stack:
-        outputs = [sys.stdout]
-        if options.json_out:
-            outputs.append(stack.enter_context(options.json_out.open("w", encoding="utf-8")))
-        pair = stack.enter_context(Pair(peer))
-        _print(msgspec.json.encode(_circumstances(pair)).decode(), outputs)
-        for name in options.only or GROUPS:
-            for figure in GROUPS[name](pair, QUICK if options.quick else FULL):
-                _print(figure.line(), outputs)
-
-
-def _circumstances(pair: Pair) -> dict[str, Any]:
-    found = {
-        "machine": machine(),
-        "ours": pair.ours.ask("benchmarks.machine.versions")
-        | pair.ours.ask(f"{REDIS_WORK}.describe_server"),
-    }
-    if pair.peer is not None:
-        found["transfer_queue"] = pair.peer.ask("benchmarks.machine.versions")
-    return found
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _print(line: str, outputs: Sequence[TextIO]) -> None:
-    for output in outputs:
-        print(line, file=output, flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.control",
-        description="Measure the control plane, ours and transfer_queue's.",
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="a minute: fewer sizes and repetitions"
-    )
-    parser.add_argument("--only", nargs="+", choices=list(GROUPS), help="these groups of figures")
-    parser.add_argument("--json-out", type=Path, metavar="FILE", help="write the lines there too")
-    parser.add_argument("--no-peer", action="store_true", help="ours alone")
-    parser.add_argument(
-        "--peer-env",
-        type=Path,
-        default=ENVIRONMENT,
-        metavar="DIRECTORY",
-        help="environment that has transfer_queue, or where to make one (default: %(default)s)",
-    )
-    return parser
+    report.main("control", "the control plane", [(Sides, GROUPS)], (FULL, QUICK), arguments)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ One figure is one JSON line.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,10 +28,10 @@ class Bar:
     """What a figure has to be: ``Bar("ratio", ">=", 10)``.
 
     Attributes:
-        of: ``ratio``, or a statistic of ours.
+        of: ``ratio``, a statistic of ours, or ``ratio to ...`` one of those beside.
     """
 
-    of: Literal["ratio", "p50", "p99", "max"]
+    of: str
     comparison: Literal["<", "<=", ">="]
     value: float
 
@@ -56,6 +56,7 @@ class Figure(msgspec.Struct, omit_defaults=True):
         ratio: how many times better ours is, the median over the repetitions, each of which
             measured both sides one after the other.
         bar: what is asked for; ``holds`` whether it is so.
+        beside: the same work in other ways: their statistics, with the ``ratio`` to each.
         note: what a reader must know to understand the figure.
     """
 
@@ -66,6 +67,7 @@ class Figure(msgspec.Struct, omit_defaults=True):
     ratio: float | None
     bar: str | None
     holds: bool | None
+    beside: dict[str, dict[str, Any]] = {}
     note: str = ""
 
     def line(self) -> str:
@@ -81,22 +83,24 @@ def compare(
     *,
     better: Literal["lower", "higher"] = "lower",
     bars: Sequence[Bar] = (),
+    beside: Mapping[str, Series | str] | None = None,
     note: str = "",
 ) -> Figure:
-    """A figure of two series with the same repetitions.
+    """A figure of series with the same repetitions.
 
     Args:
         theirs: a text says why there is no series; None: there is nothing to compare with.
+        beside: further series, or texts.
     """
     statistics = summarise(ours)
-    other: dict[str, Any] | None = None
-    ratio = None
-    if isinstance(theirs, str):
-        other = {"not_measured": theirs}
-    elif theirs is not None:
-        other = summarise(theirs)
-        ratio = _ratio(ours, theirs, better)
-    verdicts = [bar.met({**statistics, "ratio": ratio}) for bar in bars]
+    other, ratio = (None, None) if theirs is None else _compared(ours, theirs, better)
+    others: dict[str, dict[str, Any]] = {}
+    ratios = {"ratio": ratio}
+    for contender, series in (beside or {}).items():
+        found, its_ratio = _compared(ours, series, better)
+        ratios[f"ratio to {contender}"] = its_ratio
+        others[contender] = found if its_ratio is None else {**found, "ratio": its_ratio}
+    verdicts = [bar.met({**statistics, **ratios}) for bar in bars]
     return Figure(
         figure=name,
         unit=unit,
@@ -105,8 +109,17 @@ def compare(
         ratio=ratio,
         bar=", ".join(map(str, bars)) or None,
         holds=None if not verdicts or None in verdicts else all(verdicts),
+        beside=others,
         note=note,
     )
+
+
+def _compared(
+    ours: Series, theirs: Series | str, better: str
+) -> tuple[dict[str, Any], float | None]:
+    if isinstance(theirs, str):
+        return {"not_measured": theirs}, None
+    return summarise(theirs), _ratio(ours, theirs, better)
 
 
 def summarise(series: Series) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The two queues behind one face, so that one piece of code is the same work for both.
+"""The contenders behind one face, so that one piece of code is the same work for all.
 
-Both have a client with the same calls for the same things; what differs is how they start and how a
-consumer waits.
+The two queues have a client with the same calls for the same things; what differs is how they start
+and how a consumer waits. Beside them stand plain Ray and plain memory, which only carry data.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
+import ray as untyped_ray
 from tensordict import TensorDict
+
+ray: Any = untyped_ray  # its own types are partial
 
 # transfer_queue has no wait that leaves its controller free; a consumer asks again and again. Its
 # own StreamingDataset pauses a second between two questions; this is kinder to its latency.
@@ -19,7 +22,44 @@ POLL_S = 0.001
 WAIT_S = 30.0
 
 
-class Queue(ABC):
+class Carrier(ABC):
+    """What carries data from one process to another.
+
+    Attributes:
+        needs_ray: whether it works inside a Ray.
+        has_views: whether its readers can do without a copy.
+    """
+
+    name: str
+    needs_ray: ClassVar[bool] = True
+    has_views: ClassVar[bool] = False
+
+    def start(self) -> None:  # noqa: B027  # not all have something to start
+        """Start it in this process's Ray."""
+
+    def attach(self) -> None:  # noqa: B027
+        """Become a client of it in a Ray worker."""
+
+    def end(self) -> None:  # noqa: B027
+        """End what :meth:`start` started."""
+
+    @abstractmethod
+    def put(self, rows: TensorDict, partition: str) -> Any:
+        """New samples. What it returns is all that a reader needs, and goes there through Ray."""
+
+    @abstractmethod
+    def read(self, meta: Any) -> TensorDict:
+        """The columns of samples, in private memory."""
+
+    def view(self, meta: Any) -> TensorDict:
+        """The columns of samples, in shared memory where that can be."""
+        return self.read(meta)
+
+    @abstractmethod
+    def clear_partition(self, partition: str) -> None: ...
+
+
+class Queue(Carrier):
     """A queue, started or attached to.
 
     Attributes:
@@ -27,21 +67,8 @@ class Queue(ABC):
         module: the queue's package, for the calls by key.
     """
 
-    name: str
     client: Any
     module: Any
-
-    @abstractmethod
-    def start(self) -> None:
-        """Start it in this process's Ray."""
-
-    @abstractmethod
-    def attach(self) -> None:
-        """Become a client of it in a Ray worker."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """End what :meth:`start` started."""
 
     @abstractmethod
     def claim(self, partition: str, fields: Sequence[str], count: int, task: str) -> Any:
@@ -53,11 +80,9 @@ class Queue(ABC):
         """The same, as soon as there are enough."""
 
     def put(self, rows: TensorDict, partition: str) -> Any:
-        """New samples."""
         return self.client.put(rows, partition_id=partition)
 
-    def read(self, meta: Any) -> Any:
-        """The columns of samples."""
+    def read(self, meta: Any) -> TensorDict:
         return self.client.get_data(meta)
 
     def clear_samples(self, meta: Any) -> None:
@@ -89,6 +114,7 @@ class TQRedis(Queue):
     names another one."""
 
     name = "tq_redis"
+    has_views = True
 
     def __init__(self) -> None:
         import tq_redis
@@ -104,6 +130,9 @@ class TQRedis(Queue):
 
     def end(self) -> None:
         self.module.close()
+
+    def view(self, meta: Any) -> TensorDict:
+        return self.client.get_data(meta, copy=False)
 
     def claim(self, partition: str, fields: Sequence[str], count: int, task: str) -> Any:
         return self.client.get_meta(list(fields), count, partition, task_name=task, timeout=0)
@@ -151,4 +180,37 @@ class TransferQueue(Queue):
         return meta
 
 
-QUEUES: dict[str, type[Queue]] = {queue.name: queue for queue in (TQRedis, TransferQueue)}
+class PlainRay(Carrier):
+    """``ray.put`` of the TensorDict; the reader is handed the reference."""
+
+    name = "plain Ray"
+
+    def put(self, rows: TensorDict, partition: str) -> Any:
+        return [ray.put(rows)]  # in a list, or Ray would hand over the TensorDict
+
+    def read(self, meta: Any) -> TensorDict:
+        return ray.get(meta[0])
+
+    def clear_partition(self, partition: str) -> None:
+        """Ray frees an object when nobody holds a reference."""
+
+
+class Memory(Carrier):
+    """A copy inside one process: what no queue can do without."""
+
+    name = "torch.clone"
+    needs_ray = False
+
+    def put(self, rows: TensorDict, partition: str) -> Any:
+        return TensorDict({name: column.clone() for name, column in rows.items()}, rows.shape)
+
+    def read(self, meta: Any) -> TensorDict:
+        return self.put(meta, "")
+
+    def clear_partition(self, partition: str) -> None:
+        """The copy goes with its last name."""
+
+
+CONTENDERS: dict[str, type[Carrier]] = {
+    contender.name: contender for contender in (TQRedis, TransferQueue, PlainRay, Memory)
+}

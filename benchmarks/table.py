@@ -24,12 +24,14 @@ _HOLDS = {True: "yes", False: "**no**", None: ""}
 
 def table(lines: Iterable[str]) -> Iterator[str]:
     """Rows of a Markdown table, head first, of the lines that are figures."""
-    yield _row(_HEAD)
-    yield _row(["---"] * len(_HEAD))
-    for line in lines:
-        if not line.startswith('{"figure"'):
-            continue
-        figure = msgspec.json.decode(line, type=Figure)
+    figures = [
+        msgspec.json.decode(line, type=Figure) for line in lines if line.startswith('{"figure"')
+    ]
+    others = list(dict.fromkeys(name for figure in figures for name in figure.beside))
+    head = [*_HEAD, *(f"{name} p50 (ratio)" for name in others)]
+    yield _row(head)
+    yield _row(["---"] * len(head))
+    for figure in figures:
         yield _row(
             [
                 figure.figure,
@@ -39,6 +41,7 @@ def table(lines: Iterable[str]) -> Iterator[str]:
                 "" if figure.ratio is None else f"{figure.ratio:g}",
                 figure.bar or "",
                 _HOLDS[figure.holds],
+                *(_beside(figure.beside.get(name, {})) for name in others),
             ]
         )
 
@@ -49,6 +52,10 @@ def _statistics(found: dict[str, float]) -> str:
     if found["runs"] == 1:
         return _number(found["p50"])
     return f"{_number(found['p50'])} ({_number(found['p99'])})"
+
+
+def _beside(found: dict[str, float]) -> str:
+    return f"{_number(found['p50'])} ({found['ratio']:g})" if "p50" in found else ""
 
 
 def _number(value: float) -> str:

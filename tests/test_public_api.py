@@ -14,9 +14,11 @@ PACKAGE = Path(tq_redis.__file__).parent
 # A part may import those before it, never those after it.
 LAYERS = [
     ["errors", "deadline"],
-    ["config"],
+    ["config", "store"],
     ["metadata", "redis_server"],
-    ["control", "data"],
+    ["control"],
+    ["storage_unit"],
+    ["data"],
     ["samplers", "checkpoint"],
     ["client"],
     ["instance"],

@@ -13,6 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from tq_redis.errors import ConfigError, nearest
 
+BackendName = Literal["ray", "zmq", "memory"]
+
 URL_VARIABLE = "TQ_REDIS_URL"
 NAMESPACE_VARIABLE = "TQ_REDIS_NAMESPACE"
 
@@ -46,16 +48,33 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The data plane.
 
     Attributes:
-        backend: ``ray`` (tensors in Ray's object store) or ``memory`` (one process).
+        backend: where columns are kept: ``ray`` (in Ray's object store), ``zmq`` (in storage units,
+            also for processes outside Ray) or ``memory`` (one process).
+        routes: field -> backend, for fields that are kept elsewhere; the field may be a pattern
+            (``image_*``, ``*``), of which the first that fits counts.
+        units: storage units that :func:`tq_redis.init` starts as Ray actors, spread over the
+            nodes. 0: those that ``tq-redis storage-unit`` starts are used.
+        unit_bytes: bytes that each of these may keep.
+        curve: encrypt what travels between clients and stores by ZeroMQ (CurveZMQ); each store
+            makes its own key.
         block_bytes: a put is split by rows into blocks of about this many bytes.
         orphan_grace_s: a block that no row names this long after it was written is freed.
         pickle: allow non-tensor values that msgpack cannot carry to be pickled.
     """
 
-    backend: Literal["ray", "memory"] = "ray"
+    backend: BackendName = "ray"
+    routes: dict[str, BackendName] = {}
+    units: int = 0
+    unit_bytes: int = 4 << 30
+    curve: bool = False
     block_bytes: int = 32 << 20
     orphan_grace_s: float = 120.0
     pickle: bool = False
+
+    @property
+    def backends(self) -> set[str]:
+        """The backends that fields may be kept in."""
+        return {self.backend, *self.routes.values()}
 
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,10 +177,13 @@ def _check_ranges(config: Config) -> None:
         "redis.max_connections": config.redis.max_connections,
         "data.block_bytes": config.data.block_bytes,
         "data.orphan_grace_s": config.data.orphan_grace_s,
+        "data.unit_bytes": config.data.unit_bytes,
     }
     for name, value in positive.items():
         if not value > 0:  # nan is not positive either
             raise ConfigError(f"Setting {name} must be positive, got {value}")
+    if config.data.units < 0:
+        raise ConfigError(f"Setting data.units must not be negative, got {config.data.units}")
     if config.redis.url is not None and not config.redis.urls:
         raise ConfigError("Setting redis.url must not be empty; leave it out for an own server")
     if not re.fullmatch(r"[^\s:{}]+", config.redis.namespace):

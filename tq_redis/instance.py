@@ -18,6 +18,7 @@ from tq_redis.control.owner import RENEW_S, Ownership
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.redis_cli import cli_words
 from tq_redis.control.shards import Shards, same_servers, shown
+from tq_redis.control.units import UnitList
 from tq_redis.data import open_data_plane
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError, ServerError, TQError, shorten
@@ -67,8 +68,8 @@ class Instance:
         self.config = config
         self._connection = Shards(config.redis)
         control = ControlPlane(self._connection, config.redis.namespace, config.idle_ttl_s)
-        self._data = open_data_plane(config)
         self._keys = control.keys
+        self._data = open_data_plane(config, UnitList(self._connection, self._keys))
         self._ownership = Ownership(self._connection, control.keys)
         self._upkeep: asyncio.Task[None] | None = None
         self.core = AsyncKVClient(

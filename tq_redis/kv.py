@@ -10,6 +10,7 @@ from tensordict import TensorDict
 
 from tq_redis.client.columns import DataParser, Fields
 from tq_redis.client.kv import Tags
+from tq_redis.data.devices import Device
 from tq_redis.metadata import KVBatchMeta
 from tq_redis.session import get_client
 
@@ -107,18 +108,22 @@ def kv_batch_get(
     partition_id: str,
     select_fields: Sequence[str] | str | None = None,
     *,
+    device: Device | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """The columns of samples, in the order of ``keys``; a key may stand twice.
 
     Args:
         select_fields: the fields wanted; by default those that all the samples have.
+        device: where tensors go, as in ``get_columns``; main memory by default.
 
     Raises:
         KeyNotFoundError, PartitionNotFoundError: names the missing keys.
         FieldNotFoundError, NotReadyError: a field is unknown, or not produced for some rows.
     """
-    return get_client().kv_batch_get(keys, partition_id, select_fields, timeout=timeout)
+    return get_client().kv_batch_get(
+        keys, partition_id, select_fields, device=device, timeout=timeout
+    )
 
 
 async def async_kv_batch_get(
@@ -126,16 +131,20 @@ async def async_kv_batch_get(
     partition_id: str,
     select_fields: Sequence[str] | str | None = None,
     *,
+    device: Device | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """Awaitable form of :func:`kv_batch_get`."""
-    return await get_client().async_kv_batch_get(keys, partition_id, select_fields, timeout=timeout)
+    return await get_client().async_kv_batch_get(
+        keys, partition_id, select_fields, device=device, timeout=timeout
+    )
 
 
 def kv_batch_get_by_meta(
     meta: KVBatchMeta,
     select_fields: Sequence[str] | str | None = None,
     *,
+    device: Device | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """As :func:`kv_batch_get`; ``meta.fields`` are the default.
@@ -143,17 +152,20 @@ def kv_batch_get_by_meta(
     Raises:
         InputError: the metadata names no partition, or lacks a field that is asked for.
     """
-    return get_client().kv_batch_get_by_meta(meta, select_fields, timeout=timeout)
+    return get_client().kv_batch_get_by_meta(meta, select_fields, device=device, timeout=timeout)
 
 
 async def async_kv_batch_get_by_meta(
     meta: KVBatchMeta,
     select_fields: Sequence[str] | str | None = None,
     *,
+    device: Device | None = None,
     timeout: float | None = None,
 ) -> TensorDict:
     """Awaitable form of :func:`kv_batch_get_by_meta`."""
-    return await get_client().async_kv_batch_get_by_meta(meta, select_fields, timeout=timeout)
+    return await get_client().async_kv_batch_get_by_meta(
+        meta, select_fields, device=device, timeout=timeout
+    )
 
 
 def kv_list(

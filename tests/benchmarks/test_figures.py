@@ -49,6 +49,23 @@ def test_without_the_peer_a_ratio_is_not_judged() -> None:
     assert (line["ratio"], line["holds"]) == (None, None)
 
 
+def test_a_figure_that_is_compared_with_several_contenders() -> None:
+    beside = {"torch.clone": [[2.0], [4.0], [4.0]], "plain Ray": "failed"}
+    bars = [Bar("ratio", ">=", 4), Bar("ratio to torch.clone", ">=", 1)]
+    figure = compare("put", "ms", OURS, THEIRS, bars=bars, beside=beside)
+    assert figure.bar == "ratio >= 4, ratio to torch.clone >= 1"
+    assert (figure.holds, figure.beside["torch.clone"]["ratio"]) == (True, 1.0)
+    assert figure.beside["plain Ray"] == {"not_measured": "failed"}
+    slower = compare("put", "ms", OURS, THEIRS, bars=bars, beside={"torch.clone": [[1.0]] * 3})
+    assert slower.holds is False
+    absent = compare("put", "ms", OURS, THEIRS, bars=bars, beside={"torch.clone": "failed"})
+    assert absent.holds is None
+    head, _, row, other = table([figure.line(), compare("list", "ms", [[1.0]], None).line()])
+    assert head.endswith("| torch.clone p50 (ratio) | plain Ray p50 (ratio) |")
+    assert row.endswith("| yes | 4 (1) |  |")
+    assert other.endswith("|  |  |  |  |  |  |")
+
+
 def test_growth_is_that_of_the_medians() -> None:
     assert growth([[1.0, 1.0, 9.0], [2.0]], [[3.0], [2.0]]) == [[3.0], [1.0]]
 

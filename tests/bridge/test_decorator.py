@@ -165,6 +165,29 @@ def test_padding_rows_are_computed_on_and_never_written(client: tq.Client) -> No
     assert client.get_summary("p")["produced:y"] == 2
 
 
+def test_padding_rows_of_jagged_columns_are_cut_off(client: tq.Client) -> None:
+    real = client.put({"x": torch.tensor([2, 3])}, partition_id="p")
+
+    @tqbridge(form="tensordict")
+    def spell(data: TensorDict) -> TensorDict:
+        rows = [torch.arange(n) for n in data["x"].tolist()]
+        ids = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        return TensorDict({"ids": ids}, batch_size=[len(rows)])
+
+    out = [spell(part) for part in real.padded(3).chunk(3)]  # the last one is padding alone
+
+    ids = client.get_columns(tq.BatchMeta.concat(out), ["ids"])["ids"]
+    assert [row.tolist() for row in ids.unbind()] == [[0, 1], [0, 1, 2]]
+
+
+def test_a_device_that_is_not_there_is_refused(client: tq.Client, meta: tq.BatchMeta) -> None:
+    called: list[Any] = []
+    for absent in ("tpu", "npu:0"):
+        with pytest.raises(tq.InputError, match=f"device='{absent}'"):
+            tqbridge(device=absent)(called.append)(meta)
+    assert called == []
+
+
 def test_a_read_only_batch_is_not_written(client: tq.Client, meta: tq.BatchMeta) -> None:
     meta.read_only = True
     out = tqbridge(writes=("y",))(lambda data: None)(meta)

@@ -18,10 +18,10 @@ import torch
 
 from tests.checkpoint.conftest import check_partitions
 from tests.control.state import Admin
+from tests.data.units import held_blocks
 from tq_redis import Client, DeadlineError
 from tq_redis.control.freeze import HOLD_S, Freeze
-from tq_redis.data import memory
-from tq_redis.data.memory import MemoryDataPlane
+from tq_redis.data import DataPlane
 from tq_redis.deadline import Deadline
 
 
@@ -108,14 +108,14 @@ class Gate:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.reached, self.opened = threading.Event(), threading.Event()
-        read_blocks = MemoryDataPlane.read_blocks
+        read_blocks = DataPlane.read_blocks
 
-        async def wait(plane: MemoryDataPlane, *args: Any) -> Any:
+        async def wait(plane: DataPlane, *args: Any) -> Any:
             self.reached.set()
             await asyncio.to_thread(self.opened.wait, 20)
             return await read_blocks(plane, *args)
 
-        patch.setattr(MemoryDataPlane, "read_blocks", wait)
+        patch.setattr(DataPlane, "read_blocks", wait)
 
 
 @pytest.mark.parametrize("change", ["clear the partition", "clear samples", "write again"])
@@ -143,7 +143,7 @@ def test_a_change_while_bytes_are_copied_is_not_in_the_checkpoint(
         assert not saving.done()
         gate.opened.set()
         saving.result()
-    assert len(memory._stores[namespace]) == (2 if change == "write again" else 0)
+    assert len(held_blocks(namespace)) == (2 if change == "write again" else 0)
     client.load_checkpoint(folder)
     check_partitions(admin, namespace)
     for meta in metas:
@@ -163,7 +163,7 @@ def test_a_save_that_is_cancelled_or_late_frees_what_was_cleared(
         gate.opened.set()
         with pytest.raises(DeadlineError):
             saving.result()
-    assert memory._stores[namespace] == {}
+    assert held_blocks(namespace) == set()
     assert not folder.exists()
 
 
@@ -174,8 +174,8 @@ from tq_redis.config import load_config
 from tq_redis.control.freeze import Freeze
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.shards import Shards
-from tq_redis.data import open_data_plane
-from tq_redis.data.memory import MemoryDataPlane
+from tq_redis.control.units import UnitList
+from tq_redis.data import DataPlane, open_data_plane
 
 url, namespace, folder, step = sys.argv[1:]
 
@@ -187,9 +187,10 @@ async def main():
     redis = {"url": url, "namespace": namespace}
     config = load_config({"redis": redis, "data": {"backend": "memory"}})
     control = ControlPlane(Shards(config.redis), namespace, config.idle_ttl_s)
-    await AsyncKVClient(config, control, open_data_plane(config), "saver").save_checkpoint(folder)
+    data = open_data_plane(config, UnitList(control.connection, control.keys))
+    await AsyncKVClient(config, control, data, "saver").save_checkpoint(folder)
 
-setattr(*{"all": (Freeze, "keep", stop), "keep": (MemoryDataPlane, "read_blocks", stop)}[step])
+setattr(*{"all": (Freeze, "keep", stop), "keep": (DataPlane, "read_blocks", stop)}[step])
 asyncio.run(main())
 """
 
@@ -214,7 +215,7 @@ def test_a_saver_that_is_killed_holds_up_nobody_for_long(
     client.save_checkpoint(folder)  # removes what the other had written
     assert [path.name for path in folder.parent.iterdir()] == ["ck"]
     client.clear_partition("p")
-    assert memory._stores[namespace] == {}
+    assert held_blocks(namespace) == set()
 
 
 def test_a_save_that_is_done_leaves_bytes_to_one_that_copies_them(
@@ -230,10 +231,10 @@ def test_a_save_that_is_done_leaves_bytes_to_one_that_copies_them(
             await freeze.keep("p", deadline)
             await core.clear_samples(meta)
             await core.free_kept("p", deadline)  # as the other does at its end
-            assert len(memory._stores[namespace]) == 1
+            assert len(held_blocks(namespace)) == 1
             await freeze.release("p", deadline)
             await core.free_kept("p", deadline)
-            assert memory._stores[namespace] == {}
+            assert held_blocks(namespace) == set()
 
     client._portal.run(of_both())
 

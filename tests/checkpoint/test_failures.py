@@ -17,6 +17,7 @@ import torch
 
 from tests.checkpoint.conftest import check_partitions
 from tests.control.state import Admin, dump
+from tests.data.units import held_blocks
 from tq_redis import (
     BatchMeta,
     CheckpointError,
@@ -28,8 +29,7 @@ from tq_redis import (
 )
 from tq_redis.client import load
 from tq_redis.control.plane import ControlPlane
-from tq_redis.data import memory
-from tq_redis.data.memory import MemoryDataPlane
+from tq_redis.data import DataPlane, memory
 
 
 @pytest.fixture
@@ -126,9 +126,8 @@ def test_a_disk_that_is_full(client: Client, folder: Path, meta: BatchMeta) -> N
 
 def test_bytes_that_are_gone(client: Client, folder: Path, namespace: str, meta: BatchMeta) -> None:
     lost = client.put({"x": torch.ones(1)}, partition_id="lost")
-    held = memory._stores[namespace]
-    handle = next(name for name, block in held.items() if block.partition == "lost")
-    del held[handle]
+    shelf = memory._shelves[namespace]
+    shelf.drop([name for name, block in shelf._blocks.items() if block.partition == "lost"])
     with pytest.raises(DataLostError, match="'lost' cannot be saved; clear the samples") as caught:
         client.save_checkpoint(folder)
     assert caught.value.partition == "lost"
@@ -240,21 +239,21 @@ def test_a_store_that_is_full(
     client.put({"z": torch.ones(8)}, metadata=meta)
     client.put({"x": torch.ones(8)}, partition_id="q")
     client.save_checkpoint(folder)
-    write_blocks, calls = MemoryDataPlane.write_blocks, []
+    write_blocks, calls = DataPlane.write_blocks, []
 
-    async def write(self: MemoryDataPlane, *args: Any) -> list[str]:
+    async def write(self: DataPlane, *args: Any) -> list[str]:
         calls.append(1)
         if len(calls) > after:
             raise StoreFullError("The store is full")
         return await write_blocks(self, *args)
 
-    monkeypatch.setattr(MemoryDataPlane, "write_blocks", write)
+    monkeypatch.setattr(DataPlane, "write_blocks", write)
     before = dump(admin, namespace)
-    held = set(memory._stores[namespace])
+    held = held_blocks(namespace)
     with pytest.raises(StoreFullError):
         client.load_checkpoint(folder)
     assert dump(admin, namespace) == before
-    assert set(memory._stores[namespace]) == held
+    assert held_blocks(namespace) == held
     check_partitions(admin, namespace)
     still_works(client, meta)
 

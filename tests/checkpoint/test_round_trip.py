@@ -14,8 +14,8 @@ from tests.checkpoint.conftest import check_partitions
 from tests.control.state import Admin
 from tests.data.columns import DTYPES, ROWS, random, tensor_columns, value_columns
 from tests.data.same import assert_same
+from tests.data.units import held_blocks
 from tq_redis import BatchMeta, Client, GRPOGroupNSampler, InputError, KVBatchMeta
-from tq_redis.data import memory
 
 
 def ids_of(meta: BatchMeta | KVBatchMeta) -> list[int]:
@@ -222,8 +222,7 @@ def test_partitions_that_are_not_in_the_checkpoint_are_cleared(
     client.put({"x": torch.ones(3)}, partition_id="q")
     client.load_checkpoint(folder)
     assert client.get_partition_list() == ["p"]
-    held = memory._stores[namespace]
-    assert len(held) == 1  # every other block was freed
+    assert len(held_blocks(namespace)) == 1  # every other block was freed
 
 
 def test_an_empty_queue(client: Client, folder: Path) -> None:

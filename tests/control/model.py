@@ -37,6 +37,7 @@ class Model:
     """One partition.
 
     Attributes:
+        writers: of every block, by handle, the task that wrote it, if one is known.
         claims: the open ones by number.
         draws: by task and name, (claim number, ids).
         history: (task, claim number, ids) of every leased claim that a consumer got.
@@ -45,6 +46,7 @@ class Model:
     def __init__(self) -> None:
         self.last_id = 0
         self.rows: dict[int, Row] = {}
+        self.writers: dict[str, str | None] = {}
         self.forget()
 
     def forget(self) -> None:
@@ -172,6 +174,53 @@ class Model:
         self.claims = {n: each for n, each in self.claims.items() if each.task != task}
         self.draws = {at: draw for at, draw in self.draws.items() if at[0] != task}
         return len(taken)
+
+    def recall(self, task: str, name: str) -> bool:
+        """Whether the draw is remembered when somebody asks for it. Not where its task is to work
+        on some of its rows again."""
+        number, ids = self.draws.get((task, name), (0, []))
+        for sample in ids:
+            states = ("leased", "consumed")
+            if sample in self.rows and not any(self._is(sample, task, s, number) for s in states):
+                del self.draws[task, name]
+                return False
+        return number > 0
+
+    # Losing
+
+    def lose(
+        self, ids: Iterable[int], fields: Collection[str], handles: Collection[str]
+    ) -> tuple[dict[str, list[int]], dict[str, list[int]], list[int]]:
+        """Cells by field that are not produced any more, by task the rows to work on again, and
+        rows with cells that no task will write again."""
+        cells: dict[str, list[int]] = {}
+        tasks: dict[str, list[int]] = {}
+        left: list[int] = []
+        for sample in sorted(i for i in ids if i in self.rows):
+            row = self.rows[sample]
+            lost = [n for n in fields if n in row.cells and row.cells[n][0] in handles]
+            writers = {self.writers[row.cells[name][0]] for name in lost}
+            for name in lost:
+                del row.cells[name]
+                cells.setdefault(name, []).append(sample)
+            able = {task for task in writers if task and self._work_again(sample, task)}
+            for task in able:
+                tasks.setdefault(task, []).append(sample)
+            left += [sample] if writers - able else []
+        return cells, tasks, left
+
+    def _work_again(self, sample: int, task: str) -> bool:
+        """Whether the task may."""
+        state, number = self.rows[sample].records.get(task, ("open", 0))
+        claim = self.claims.get(number)
+        waits_for_its_rank = claim is not None and claim.due is None
+        if state in ("leased", "consumed") and not waits_for_its_rank:
+            del self.rows[sample].records[task]
+            if claim is not None:
+                self._forget_draw(number)
+                claim.draw = None
+                self._shrink(number, state == "leased")
+        return state != "aside"
 
     # Inner parts
 

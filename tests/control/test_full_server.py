@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -80,6 +81,8 @@ async def test_what_makes_room_passes(plane: ControlPlane, full: Admin) -> None:
     await claimed(plane, 5)
     await claimed(plane, 4, task="u", group_size=4)
     await claimed(plane, 8, task="new")
+    lost = await plane.mark_lost("p", ids[1][:2], ["x"], [handle(puts[1])], soon())
+    assert lost.cells == {"x": ids[1][:2]}
     assert await plane.clear_samples("p", ids[0], soon()) == [handle(puts[0])]
     await plane.forget_freed("p", [handle(puts[0])], soon())
     Partition(full, plane.keys.summary("p")).check()
@@ -93,6 +96,17 @@ async def test_what_makes_room_passes(plane: ControlPlane, full: Admin) -> None:
         plane.keys.next_sample,
         plane.keys.counted_by,
     }
+
+
+async def test_what_was_lost_can_be_claimed_again(plane: ControlPlane, full: Admin) -> None:
+    put = replace(write(4, ["x", "y"]), task="t")
+    ids = (await plane.produce("p", put, soon())).ids
+    await claimed(plane, 4, lease_s=60.0, draw="0:0")
+    fill(full)
+    lost = await plane.mark_lost("p", ids, ["y"], [handle(put)], soon())
+    assert lost.tasks == {"t": ids}
+    Partition(full, plane.keys.summary("p")).check()
+    assert (await claimed(plane, 4, draw="0:0")).ids == ids
 
 
 async def test_puts_until_it_is_full(plane: ControlPlane, full: Admin) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import WaitUntil
-from tests.control.build import claim, claimed, soon, write
+from tests.control.build import claim, claimed, handle, soon, write
 from tests.control.conftest import IDLE_TTL_S
 from tests.control.state import Admin, Partition
 from tq_redis.control.connection import RedisConnection
@@ -39,17 +39,19 @@ async def test_every_key_expires_after_every_verb(plane: ControlPlane, admin: Ad
     await check(plane.produce("p", write(1, keys=["e"], tags=[{"u": 1}]), soon()))
 
 
-@pytest.mark.parametrize("verb", ["produce", "claim", "set_tags", "clear_samples"])
+@pytest.mark.parametrize("verb", ["produce", "claim", "set_tags", "mark_lost", "clear_samples"])
 async def test_what_writes_or_claims_prolongs_the_lifetime(
     plane: ControlPlane, connection: RedisConnection, admin: Admin, verb: str
 ) -> None:
-    ids = (await plane.produce("p", write(4, ["x"]), soon())).ids
+    put = write(4, ["x"])
+    ids = (await plane.produce("p", put, soon())).ids
     await claim(plane, 1)
     longer = ControlPlane(connection, plane.keys.namespace, 5 * IDLE_TTL_S)
     calls: dict[str, Callable[[], Awaitable[Any]]] = {
         "produce": lambda: longer.produce("p", write(1, ["x"]), soon()),
         "claim": lambda: claim(longer, 1),
         "set_tags": lambda: longer.set_tags("p", ids[:1], [{"t": 1}], soon()),
+        "mark_lost": lambda: longer.mark_lost("p", ids, ["x"], [handle(put)], soon()),
         "clear_samples": lambda: longer.clear_samples("p", ids[:1], soon()),
     }
     assert IDLE_TTL_S <= lifetime(admin, plane) <= IDLE_TTL_S * 17 / 16 + 1

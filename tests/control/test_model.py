@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Iterable
+from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -27,13 +28,15 @@ from tests.control.state import COUNTERS, Admin, Partition, TaskState
 from tq_redis.config import RedisConfig
 from tq_redis.control.connection import RedisConnection
 from tq_redis.control.plane import ControlPlane
-from tq_redis.control.records import Claimed, NotEnough, Taken, Wanted
+from tq_redis.control.records import Claimed, NotEnough, Taken, Wanted, Write
 from tq_redis.control.replies import ClaimReply
 from tq_redis.errors import (
+    NotReadyError,
     PartitionEndedError,
     PartitionNotFoundError,
     SampleNotFoundError,
     SchemaConflictError,
+    TQError,
 )
 from tq_redis.metadata.claim import Claim
 
@@ -48,6 +51,7 @@ Asking = tuple[str, str]
 Lease = tuple[float | None, int]
 LEASE_S = 1000.0
 LEASES = st.sampled_from([(None, 5), (LEASE_S, 1), (LEASE_S, 2), (LEASE_S, 9)])
+TASKS = st.sampled_from([None, "t", "u"])
 DRAWS = st.sampled_from(["0:0", "1:0", "0:1"])
 ASKING = st.sampled_from([("t", ""), ("t", "x"), ("t", "xy"), ("u", "yx"), ("u", "z")])
 
@@ -108,10 +112,15 @@ class PartitionMachine(RuleBasedStateMachine):
 
     # Writing
 
-    @rule(count=st.integers(1, 6), fields=FIELDS, groups=st.none() | st.text("gh", min_size=6))
-    def put(self, count: int, fields: list[str], groups: str | None) -> None:
+    @rule(
+        count=st.integers(1, 6),
+        fields=FIELDS,
+        groups=st.none() | st.text("gh", min_size=6),
+        task=TASKS,
+    )
+    def put(self, count: int, fields: list[str], groups: str | None, task: str | None) -> None:
         names = None if groups is None else list(groups[:count])
-        entry = write(count, fields, groups=names)
+        entry = replace(write(count, fields, groups=names), task=task)
         call = self.plane.produce("p", entry, soon())
         self._reserved(count)
         if self._refused(count, call):
@@ -121,7 +130,7 @@ class PartitionMachine(RuleBasedStateMachine):
         self.model.made += count
         for i, sample in enumerate(written.ids):
             self.rows[sample] = Row(None, names[i] if names else None)
-        self._wrote(written.ids, fields, handle(entry), "float32", written.freed)
+        self._wrote(written.ids, fields, entry, "float32", written.freed)
 
     @rule(keys=KEYS, fields=FIELDS, group=st.none() | st.just("g"), tag=TAG, dtype=DTYPES)
     def upsert(
@@ -144,17 +153,20 @@ class PartitionMachine(RuleBasedStateMachine):
         self.model.made += len(keys) - len(known)
         for key, sample in zip(keys, expected, strict=True):
             self.rows.setdefault(sample, Row(key, group)).tags.update(tag)
-        self._wrote(expected, fields, handle(entry), dtype, written.freed)
+        self._wrote(expected, fields, entry, dtype, written.freed)
 
     @precondition(lambda self: self.rows)
-    @rule(data=st.data(), fields=FIELDS, dtype=DTYPES, overwrite=st.booleans())
-    def add(self, data: st.DataObject, fields: list[str], dtype: str, overwrite: bool) -> None:
+    @rule(data=st.data(), fields=FIELDS, dtype=DTYPES, overwrite=st.booleans(), task=TASKS)
+    def add(
+        self, data: st.DataObject, fields: list[str], dtype: str, overwrite: bool, task: str | None
+    ) -> None:
         ids = self._some(data)
         entry = write(len(ids), fields, ids=ids, dtype=dtype, overwrite=overwrite)
+        entry = replace(entry, task=task)
         call = self.plane.produce("p", entry, soon())
         if not overwrite and self._conflicts(ids, fields, dtype, call):
             return
-        self._wrote(ids, fields, handle(entry), dtype, self.run(call).freed)
+        self._wrote(ids, fields, entry, dtype, self.run(call).freed)
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data(), tag=TAG)
@@ -239,7 +251,7 @@ class PartitionMachine(RuleBasedStateMachine):
         wanted = Wanted(task, ["x"], count, 0, *lease, draw=draw)
         call = self.plane.claim("p", wanted, "me", soon())
         self.model.reap(task)
-        if (task, draw) in self.model.draws:
+        if self.model.recall(task, draw):
             self._drawn_before(call, task, draw, lease)
             return
         able = self.model.able(task, "x")
@@ -256,6 +268,7 @@ class PartitionMachine(RuleBasedStateMachine):
         task, fields = asking
         wanted = Wanted(task, list(fields), 1, 0, *lease)
         able = self._ready(wanted)
+        assert able is not None
         ids = st.sampled_from([*able, *able, 10**6, *self.rows])
         chosen = data.draw(st.lists(ids, max_size=4, unique=True))
         found = self.run(self.plane.claim_chosen("p", wanted, "me", chosen, soon()))
@@ -275,9 +288,13 @@ class PartitionMachine(RuleBasedStateMachine):
         own, other = ("0:0", "1:0") if rank == 0 else ("1:0", "0:0")
         wanted = Wanted("t", ["x"], 1, 0, *lease, draw=own)
         able = self._ready(wanted)
-        if ("t", own) in self.model.draws:
+        if able is None:
             call = self.plane.claim_chosen("p", wanted, "me", [], soon(), shares={})
-            self._drawn_before(call, "t", own, lease)
+            self.model.reap("t")
+            if self.model.recall("t", own):
+                self._drawn_before(call, "t", own, lease)
+            else:
+                assert self.run(call) == Taken([])  # it is to be drawn anew
             return
         if len(able) < 2:
             return
@@ -360,7 +377,20 @@ class PartitionMachine(RuleBasedStateMachine):
         self._reserved(1)
         self.model.exists = self.model.ended = True
 
-    # Clearing
+    # Losing and clearing
+
+    @precondition(lambda self: self.model.used())
+    @rule(data=st.data(), fields=FIELDS)
+    def mark_lost(self, data: st.DataObject, fields: list[str]) -> None:
+        """Some blocks are gone; a reader of some rows and fields has met that."""
+        before = self.model.used()
+        names = st.sampled_from(sorted(before))
+        gone = data.draw(st.lists(names, min_size=1, max_size=3, unique=True))
+        ids = [10**6, *self.rows] if data.draw(st.booleans()) else self._some(data)
+        lost = self.run(self.plane.mark_lost("p", ids, fields, gone, soon()))
+        assert (lost.cells, lost.tasks, lost.left) == self.model.lose(ids, fields, gone)
+        assert sorted(lost.freed) == sorted(before - self.model.used())
+        self.run(self.plane.forget_freed("p", lost.freed, soon()))
 
     @rule(data=st.data())
     def clear_samples(self, data: st.DataObject) -> None:
@@ -433,9 +463,10 @@ class PartitionMachine(RuleBasedStateMachine):
         self.model.last_id += count
 
     def _wrote(
-        self, ids: list[int], fields: list[str], name: str, dtype: str, freed: list[str]
+        self, ids: list[int], fields: list[str], entry: Write, dtype: str, freed: list[str]
     ) -> None:
-        before = self.model.used()
+        before, name = self.model.used(), handle(entry)
+        self.model.writers[name] = entry.task
         self.model.exists = True
         for sample in ids:
             self.rows[sample].cells |= dict.fromkeys(fields, (name, dtype))
@@ -450,14 +481,13 @@ class PartitionMachine(RuleBasedStateMachine):
             self.run(call)
         return True
 
-    def _ready(self, wanted: Wanted) -> list[int]:
-        """What a sampler sees; checked."""
+    def _ready(self, wanted: Wanted) -> list[int] | None:
+        """What a sampler sees; checked. None: the draw was made already."""
         ready, standing = self.run(self.plane.ready("p", wanted, "me", soon()))
         drawn = (wanted.task, wanted.draw) in self.model.draws
         if ready is None:
             assert drawn
-            self.model.reap(wanted.task)
-            return []
+            return None
         self.model.reap(wanted.task)
         able = self.model.able(wanted.task, wanted.fields) if self.model.exists else []
         assert ready.ids == able
@@ -472,10 +502,13 @@ class PartitionMachine(RuleBasedStateMachine):
         """Whoever asks for a draw again gets the same samples."""
         number, ids = self.model.draws[task, draw]
         gone = [sample for sample in ids if sample not in self.rows]
-        if gone:
-            with pytest.raises(SampleNotFoundError) as caught:
+        there = [sample for sample in ids if sample in self.rows]
+        lacking = [sample for sample in there if "x" not in self.rows[sample].cells]
+        if gone or lacking:
+            with pytest.raises(SampleNotFoundError if gone else NotReadyError) as caught:
                 self.run(call)
-            assert caught.value.rows == tuple(gone)
+            assert isinstance(caught.value, TQError)
+            assert caught.value.rows == tuple(gone or lacking)
             return
         found = self.run(call)
         assert isinstance(found, Claimed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -15,7 +16,7 @@ from tq_redis.config import RedisConfig
 from tq_redis.control.connection import RedisConnection
 from tq_redis.control.owner import Ownership
 from tq_redis.control.plane import ControlPlane
-from tq_redis.control.records import Wanted
+from tq_redis.control.records import Lost, Wanted
 from tq_redis.control.replies import ClaimReply
 from tq_redis.metadata.claim import Claim
 
@@ -89,6 +90,21 @@ async def test_a_clear_tells_again_what_to_free(
     (generation,) = await cut.clear_partition("p", soon())
     assert set(await plane.trash("p", generation, soon())) == {handle(put), handle(kept)}
     assert proxy.lost == 2
+
+
+async def test_a_loss_is_told_again(
+    cut: ControlPlane, plane: ControlPlane, proxy: CuttingProxy
+) -> None:
+    put = replace(write(4, ["x"]), task="t")
+    ids = (await plane.produce("p", put, soon())).ids
+    held, _ = await leased(plane)
+    proxy.cuts = 1
+    lost = await cut.mark_lost("p", ids, ["x"], [handle(put)], soon())
+    assert lost == Lost({"x": ids}, {"t": ids}, [], [handle(put)])
+    assert await plane.ack("p", held, ids, soon()) == ids
+    summary = await plane.summary("p", soon())
+    assert [summary[name] for name in ("produced:x", "claimed:t", "lost")] == [0, 0, 4]
+    assert proxy.lost == 1
 
 
 async def test_tags_are_set(cut: ControlPlane, plane: ControlPlane, proxy: CuttingProxy) -> None:

@@ -12,6 +12,7 @@ from tq_redis.control.replies import (
     ClearSamplesReply,
     DescribeReply,
     LocateReply,
+    MarkLostReply,
     ProduceReply,
     Reply,
     SwapOwnerReply,
@@ -19,8 +20,8 @@ from tq_redis.control.replies import (
 )
 
 KINDS: list[type[Reply]] = [
-    ClaimReply, ClearPartitionReply, ClearSamplesReply, DescribeReply, LocateReply, ProduceReply,
-    Reply, SwapOwnerReply,
+    ClaimReply, ClearPartitionReply, ClearSamplesReply, DescribeReply, LocateReply, MarkLostReply,
+    ProduceReply, Reply, SwapOwnerReply,
 ]  # fmt: skip
 
 

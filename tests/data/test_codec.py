@@ -23,8 +23,8 @@ from tests.data.columns import (
     value_columns,
 )
 from tests.data.same import assert_same, rows_of
-from tq_redis.data.base import Column, Run
-from tq_redis.data.codec import EncodedBlock, StoredBlock, decode, describe, encode
+from tq_redis.data.base import Column, EncodedBlock, Run
+from tq_redis.data.codec import StoredBlock, decode, describe, encode
 from tq_redis.errors import InputError
 from tq_redis.metadata.schema import FieldSchema
 

@@ -7,17 +7,20 @@ import uuid
 import warnings
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 import torch
 
 from tests.data.columns import ROWS, jagged, random, tensor_columns, value_columns
 from tests.data.runs import all_rows, handles
 from tests.data.same import assert_same, rows_of
+from tests.data.units import Units, open_plane, running_units
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config, DataConfig, RedisConfig
-from tq_redis.data import Column, DataPlane, Run, WrittenBlock, open_data_plane, ray_store
+from tq_redis.data import Column, DataPlane, Run, WrittenBlock, ray_store, zmq_store
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, InputError
 
@@ -43,23 +46,58 @@ def soon() -> Deadline:
     return Deadline(30)
 
 
-@pytest.fixture(scope="module", params=["memory", "ray", "ray, no block is small"])
-def config(request: pytest.FixtureRequest) -> Iterator[Config]:
-    backend = "memory" if request.param == "memory" else "ray"
+@dataclass(frozen=True)
+class Case:
+    """Backends to test: what each field goes to, and how small is small."""
+
+    data: DataConfig
+    units: int = 0
+    small_bytes: int | None = None
+
+
+CASES = {
+    "memory": Case(DataConfig(backend="memory")),
+    "ray": Case(DataConfig(backend="ray")),
+    "ray, no block is small": Case(DataConfig(backend="ray"), small_bytes=0),
+    "zmq": Case(DataConfig(backend="zmq"), units=2),
+    "zmq, no block is small": Case(DataConfig(backend="zmq"), units=1, small_bytes=0),
+    "zmq, encrypted": Case(DataConfig(backend="zmq", curve=True), units=1),
+    "three backends": Case(
+        DataConfig(backend="memory", routes={"x": "zmq", "*a*": "ray"}), units=2
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Iterator[Case]:
+    case = CASES[request.param]
     with pytest.MonkeyPatch.context() as patch:
-        if backend == "ray":
+        if "ray" in case.data.backends:
             request.getfixturevalue("ray_session")
-        if request.param == "ray, no block is small":
-            patch.setattr(ray_store, "SMALL_BYTES", 0)
-        yield Config(
-            redis=RedisConfig(namespace=f"test-{uuid.uuid4().hex[:12]}"),
-            data=DataConfig(backend=backend, block_bytes=BLOCK_BYTES),
-        )
+        if case.small_bytes is not None:
+            patch.setattr(ray_store, "SMALL_BYTES", case.small_bytes)
+            patch.setattr(zmq_store, "SMALL_BYTES", case.small_bytes)
+        yield case
 
 
 @pytest.fixture(scope="module")
-def plane(config: Config) -> Iterator[DataPlane]:
-    plane = open_data_plane(config)
+def config(case: Case) -> Config:
+    return Config(
+        redis=RedisConfig(namespace=f"test-{uuid.uuid4().hex[:12]}"),
+        data=msgspec.structs.replace(case.data, block_bytes=BLOCK_BYTES),
+    )
+
+
+@pytest.fixture(scope="module")
+def units(case: Case) -> Iterator[Units]:
+    with running_units(case.units, curve=case.data.curve) as units:
+        yield units
+
+
+@pytest.fixture(scope="module")
+def plane(config: Config, units: Units) -> Iterator[DataPlane]:
+    plane = open_plane(config, units)
+    run(plane.start(soon()))
     yield plane
     run(plane.shutdown(soon()))
     run(plane.close())
@@ -88,15 +126,14 @@ def test_columns_of_every_kind_in_one_put(plane: DataPlane, copy: bool) -> None:
     columns.pop("large_array")  # keeps the put in one block
     columns.pop("images")
     blocks = put(plane, columns)
-    assert len(blocks) == 1
-    assert (blocks[0].first_row, blocks[0].rows) == (0, ROWS)
-    assert set(blocks[0].fields) == set(columns)
+    assert len(blocks) == len({plane.route(field) for field in columns})
+    assert all((block.first_row, block.rows) == (0, ROWS) for block in blocks)
+    handle_of = {field: block.handle for block in blocks for field in block.fields}
+    assert set(handle_of) == set(columns)
     order = [4, 0, 1, 1]
     whole = get(plane, all_rows(blocks), copy=copy)
-    some = get(
-        plane, {f: [(blocks[0].handle, row, 1) for row in order] for f in columns}, copy=copy
-    )
-    assert list(whole) == list(columns)
+    some = get(plane, {f: [(handle_of[f], row, 1) for row in order] for f in columns}, copy=copy)
+    assert list(whole) == list(all_rows(blocks))
     for field, column in columns.items():
         expected = column.detach() if isinstance(column, torch.Tensor) else column
         assert_same(whole[field], expected)
@@ -114,13 +151,14 @@ def test_rows_of_three_puts_in_any_order(plane: DataPlane) -> None:
         "uid": [f"u{row}" for row in range(8)],
     }
     parts = [(0, 3), (3, 4), (4, 8)]
-    where: list[tuple[str, int]] = []
+    where: dict[str, list[tuple[str, int]]] = {field: [] for field in columns}
     for first, last in parts:
         order = list(range(first, last))
-        (block,) = put(plane, {field: rows_of(c, order) for field, c in columns.items()})
-        where += [(block.handle, row) for row in range(last - first)]
+        for block in put(plane, {field: rows_of(c, order) for field, c in columns.items()}):
+            for field in block.fields:
+                where[field] += [(block.handle, row) for row in range(last - first)]
     order = [7, 0, 3]
-    got = get(plane, {field: [(*where[row], 1) for row in order] for field in columns})
+    got = get(plane, {field: [(*where[field][row], 1) for row in order] for field in columns})
     for field, column in columns.items():
         assert_same(got[field], rows_of(column, order))
 
@@ -169,7 +207,8 @@ def test_views_need_no_copy_and_do_not_warn(plane: DataPlane) -> None:
         one: Any = get(plane, wanted, copy=False)["x"]
         two: Any = get(plane, wanted, copy=False)["x"]
     assert_same(one, column)
-    assert one.data_ptr() == two.data_ptr()
+    if plane.route("x") != "zmq":  # nothing is shared with another process
+        assert one.data_ptr() == two.data_ptr()
     assert get(plane, wanted)["x"].data_ptr() != one.data_ptr()  # type: ignore[union-attr]
 
 
@@ -240,10 +279,10 @@ def test_bad_input_writes_nothing(
     assert partition not in run(plane.unconfirmed(0.0, soon()))
 
 
-def test_two_clients_share_the_blocks(config: Config, plane: DataPlane) -> None:
+def test_two_clients_share_the_blocks(config: Config, units: Units, plane: DataPlane) -> None:
     column = random((2, 3))
     (block,) = put(plane, {"x": column})
-    other = open_data_plane(config)
+    other = open_plane(config, units)
     assert_same(get(other, {"x": [(block.handle, 0, 2)]})["x"], column)
     run(other.close())
     assert_same(get(plane, {"x": [(block.handle, 0, 2)]})["x"], column)

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 import ray
 import torch
@@ -18,14 +19,17 @@ from ray.util import list_named_actors
 
 from tests.data.runs import all_rows, handles
 from tests.data.same import assert_same
+from tests.data.units import open_plane as data_plane
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config, DataConfig, RedisConfig
-from tq_redis.data import ray_door
+from tq_redis.data import DataPlane, ray_door
 from tq_redis.data.base import WrittenBlock
-from tq_redis.data.ray_store import RayDataPlane
-from tq_redis.data.ray_stores import RAY_NAMESPACE, running_instances
+from tq_redis.data.ray_door import Doors
+from tq_redis.data.ray_store import RayBackend
+from tq_redis.data.ray_stores import RAY_NAMESPACE, Stores, running_instances
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, DeadlineError, InputError, StoreFullError
+from tq_redis.store import messages
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -39,12 +43,12 @@ def run(call: Coroutine[Any, Any, T]) -> T:
 
 
 _portal = Portal()
-_opened: list[RayDataPlane] = []
+_opened: list[DataPlane] = []
 
 
-def open_plane(config: Config) -> RayDataPlane:
+def open_plane(config: Config) -> DataPlane:
     """Closed at the end of the test."""
-    _opened.append(RayDataPlane(config))
+    _opened.append(data_plane(config))
     return _opened[-1]
 
 
@@ -82,7 +86,7 @@ def config() -> Iterator[Config]:
 
 
 @pytest.fixture
-def plane(config: Config) -> RayDataPlane:
+def plane(config: Config) -> DataPlane:
     return open_plane(config)
 
 
@@ -91,7 +95,7 @@ class _Producer:
 
     def __init__(self, config: Config) -> None:
         self.portal = Portal()
-        self.plane = RayDataPlane(config)
+        self.plane = data_plane(config)
 
     def put(self, megabytes: int) -> list[WrittenBlock]:
         columns = {"x": column(megabytes), "s": ["a"] * megabytes}
@@ -130,7 +134,7 @@ def store_bytes() -> int:
     return stats.store_stats.object_store_bytes_used
 
 
-def test_samples_of_a_dead_producer_stay_readable(config: Config, plane: RayDataPlane) -> None:
+def test_samples_of_a_dead_producer_stay_readable(config: Config, plane: DataPlane) -> None:
     large, small = produced_by_a_dead_process(config, 40, 0)
     assert len(large) > 1
     for copy in (True, False):  # the second time from the store's own objects
@@ -141,7 +145,7 @@ def test_samples_of_a_dead_producer_stay_readable(config: Config, plane: RayData
 
 
 def test_a_store_that_dies_is_an_error_that_names_the_blocks(
-    config: Config, plane: RayDataPlane
+    config: Config, plane: DataPlane
 ) -> None:
     blocks = run(plane.put("p", {"x": column(1)}, soon()))
     kill_store(config)
@@ -156,7 +160,7 @@ def test_a_store_that_dies_is_an_error_that_names_the_blocks(
 
 
 def test_a_put_after_the_death_of_the_store_starts_a_new_one(
-    config: Config, plane: RayDataPlane
+    config: Config, plane: DataPlane
 ) -> None:
     reader = open_plane(config)
     lost = run(plane.put("p", {"x": column(1)}, soon()))
@@ -181,7 +185,7 @@ def test_producers_that_start_at_once_share_one_store(config: Config) -> None:
 
 
 def test_rounds_of_put_get_delete_do_not_grow_the_object_store(
-    plane: RayDataPlane, wait_until: Any
+    plane: DataPlane, wait_until: Any
 ) -> None:
     before = store_bytes()
     for turn in range(20):
@@ -194,7 +198,7 @@ def test_rounds_of_put_get_delete_do_not_grow_the_object_store(
 
 
 def test_a_view_held_over_delete_stays_valid_and_is_freed_after(
-    plane: RayDataPlane, wait_until: Any
+    plane: DataPlane, wait_until: Any
 ) -> None:
     before = store_bytes()
     blocks = run(plane.put("p", {"x": column(40)}, soon()))
@@ -208,7 +212,7 @@ def test_a_view_held_over_delete_stays_valid_and_is_freed_after(
     wait_until(lambda: store_bytes() <= before + MB, what="the viewed block is free")
 
 
-def test_a_full_store_makes_a_put_wait_until_something_is_freed(plane: RayDataPlane) -> None:
+def test_a_full_store_makes_a_put_wait_until_something_is_freed(plane: DataPlane) -> None:
     async def scenario() -> None:
         first = await plane.put("p", {"x": column(150)}, soon())
         await plane.put("p", {"x": column(150)}, soon())
@@ -222,7 +226,7 @@ def test_a_full_store_makes_a_put_wait_until_something_is_freed(plane: RayDataPl
     run(scenario())
 
 
-def test_a_full_store_is_an_error_at_the_deadline_and_keeps_nothing(plane: RayDataPlane) -> None:
+def test_a_full_store_is_an_error_at_the_deadline_and_keeps_nothing(plane: DataPlane) -> None:
     blocks = run(plane.put("p", {"x": column(250)}, soon()))
     with pytest.raises(StoreFullError, match="full"):
         run(plane.put("q", {"x": column(100)}, Deadline(5)))
@@ -230,12 +234,12 @@ def test_a_full_store_is_an_error_at_the_deadline_and_keeps_nothing(plane: RayDa
     assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(250))
 
 
-def test_a_put_that_can_never_fit_is_refused(plane: RayDataPlane) -> None:
+def test_a_put_that_can_never_fit_is_refused(plane: DataPlane) -> None:
     with pytest.raises(InputError, match="object_store_memory"):
         run(plane.put("p", {"x": column(350)}, soon()))
 
 
-def test_running_instances_and_their_settings(config: Config, plane: RayDataPlane) -> None:
+def test_running_instances_and_their_settings(config: Config, plane: DataPlane) -> None:
     assert config.redis.namespace not in running_instances()
     run(plane.start(soon()))
     settings = json.loads(running_instances()[config.redis.namespace])
@@ -245,7 +249,7 @@ def test_running_instances_and_their_settings(config: Config, plane: RayDataPlan
     assert config.redis.namespace not in running_instances()
 
 
-def test_shutdown_ends_only_the_own_stores(config: Config, plane: RayDataPlane) -> None:
+def test_shutdown_ends_only_the_own_stores(config: Config, plane: DataPlane) -> None:
     other_config = make_config()
     other = open_plane(other_config)
     blocks = run(other.put("p", {"x": column(1)}, soon()))
@@ -272,7 +276,7 @@ def listed() -> set[str]:
     return {name.split(":")[1] for name in names if name.startswith("store:")}
 
 
-def test_a_deadline_that_has_passed_is_an_error(plane: RayDataPlane) -> None:
+def test_a_deadline_that_has_passed_is_an_error(plane: DataPlane) -> None:
     blocks = run(plane.put("p", {"x": column(1)}, soon()))
     for call in (
         plane.get(all_rows(blocks), Deadline(0)),
@@ -297,9 +301,9 @@ def test_settings_reach_the_codec() -> None:
 def test_a_process_outside_ray_is_told_so() -> None:
     code = (
         "from tq_redis.config import Config\n"
-        "from tq_redis.data import open_data_plane\n"
+        "from tests.data.units import open_plane\n"
         "from tq_redis.errors import NotInitializedError\n"
-        "try: open_data_plane(Config())\n"
+        "try: open_plane(Config()).backend('ray')\n"
         "except NotInitializedError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -326,19 +330,19 @@ def test_two_nodes() -> None:
 class Counted:
     """How often the store actor of a plane is called."""
 
-    def __init__(self, plane: RayDataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, plane: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
-        ask = plane._stores.ask
+        ask = stores_of(plane).ask
 
         async def counted(*arguments: Any, **options: Any) -> Any:
             self.calls += 1
             return await ask(*arguments, **options)
 
-        monkeypatch.setattr(plane._stores, "ask", counted)
+        monkeypatch.setattr(stores_of(plane), "ask", counted)
 
 
 def test_small_blocks_need_no_call_of_the_actor(
-    plane: RayDataPlane, monkeypatch: pytest.MonkeyPatch
+    plane: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(plane.start(soon()))
     first = run(plane.put("p", {"x": torch.arange(3)}, soon()))
@@ -359,20 +363,34 @@ def test_small_blocks_need_no_call_of_the_actor(
     assert_same(run(plane.get(all_rows(large), soon()))["x"], column_of(MB))
 
 
+def backend_of(plane: DataPlane) -> RayBackend:
+    backend = plane.backend("ray")
+    assert isinstance(backend, RayBackend)
+    return backend
+
+
+def stores_of(plane: DataPlane) -> Stores:
+    return backend_of(plane)._stores
+
+
+def doors_of(plane: DataPlane) -> Doors:
+    return backend_of(plane)._doors
+
+
 def column_of(nbytes: int) -> torch.Tensor:
     return torch.arange(nbytes // 8)
 
 
 def test_a_door_that_does_not_answer_is_passed_by(
-    config: Config, plane: RayDataPlane, monkeypatch: pytest.MonkeyPatch
+    config: Config, plane: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a firewall, or when the store has died and come again."""
     blocks = run(plane.put("p", {"x": torch.arange(8)}, soon()))
-    (door,) = plane._doors._open.values()
-    door._secret = b"wrong"  # the store does not answer that
+    (door,) = doors_of(plane)._open.values()
+    door.address = msgspec.structs.replace(door.address, secret=b"wrong")  # gets no answer
     monkeypatch.setattr(ray_door, "_ANSWER_S", 0.2)
     again = run(plane.put("p", {"x": torch.arange(9)}, soon()))
-    assert plane._doors._open == {}
+    assert doors_of(plane)._open == {}
     for written, rows in ((blocks, 8), (again, 9)):
         assert_same(run(plane.get(all_rows(written), soon()))["x"], torch.arange(rows))
     kill_store(config)
@@ -384,25 +402,33 @@ def test_a_door_that_does_not_answer_is_passed_by(
 
 
 def test_what_is_no_request_does_not_shut_the_door(
-    plane: RayDataPlane, monkeypatch: pytest.MonkeyPatch
+    plane: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_door, "_ANSWER_S", 5.0)
     run(plane.put("p", {"x": torch.arange(8)}, soon()))
-    (door,) = plane._doors._open.values()
-    for frames in ([b"hold"], [b"hold", b"p", b"name"], [b"find", b"\xff"], [b""]):
-        run(door._ask(frames, 5.0))
+    (door,) = doors_of(plane)._open.values()
+    secret = door.address.secret
 
     async def send(*frames: bytes) -> None:
         await door._socket.send_multipart([b"request", *frames])
 
-    for frames in ([], [b""], [door._secret], [b"\x00" * 16, b"find", b"name"]):
+    for frames in ([], [b""], [secret], [b"\x00" * 16, messages.encode(messages.Find(["name"]))]):
         run(send(*frames))
+    for request, buffers in (
+        (messages.Hold("p", ["name"], []), []),
+        (messages.Hold("p", ["name"], [messages.Parcel(b"", ["|u1"])]), []),
+        (messages.Hold("p", ["name"], [messages.Parcel(b"", ["<i8"])]), [b"\xff"]),
+        (messages.Find(["name"]), [b"\xff"]),
+    ):
+        with contextlib.suppress(ValueError):
+            run(door.ask(request, buffers, wait_s=5.0))
+    run(send(secret, b"\xff"))
     counted = Counted(plane, monkeypatch)
     assert len(run(plane.put("p", {"x": torch.arange(8)}, soon()))) == 1
     assert counted.calls == 0
 
 
-def test_a_full_store_takes_no_small_block_either(plane: RayDataPlane) -> None:
+def test_a_full_store_takes_no_small_block_either(plane: DataPlane) -> None:
     (node,) = ray.nodes()
     most = int(0.8 * node["Resources"]["object_store_memory"])
     run(plane.start(soon()))

@@ -17,9 +17,9 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tests.data.runs import all_rows
+from tests.data.units import closing, open_plane
 from tq_redis.config import Config, RedisConfig
 from tq_redis.data.base import Column, WrittenBlock
-from tq_redis.data.ray_store import RayDataPlane
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, DeadlineError
 
@@ -35,14 +35,19 @@ def columns() -> dict[str, Column]:
 
 class _Producer:
     def put(self) -> list[WrittenBlock]:
-        return asyncio.run(RayDataPlane(CONFIG).put("p", columns(), Deadline(30)))
+        async def put() -> list[WrittenBlock]:
+            async with closing(open_plane(CONFIG)) as plane:
+                return await plane.put("p", columns(), Deadline(30))
+
+        return asyncio.run(put())
 
 
 Producer: Any = ray.remote(num_cpus=0)(_Producer)
 
 
 async def read(blocks: list[WrittenBlock]) -> None:
-    got = await RayDataPlane(CONFIG).get(all_rows(blocks), Deadline(30))
+    async with closing(open_plane(CONFIG)) as plane:
+        got = await plane.get(all_rows(blocks), Deadline(30))
     for field, column in columns().items():
         assert torch.equal(got[field], column)  # type: ignore[arg-type]
 
@@ -55,9 +60,10 @@ async def steps(cluster: Any, far: Any) -> None:
     # A reader on another node.
     alive = producer()
     blocks = await alive.put.remote()
-    assert all(block.handle.startswith(far.node_id) for block in blocks)
+    assert all(block.handle.startswith(f"ray/{far.node_id}") for block in blocks)
     await read(blocks)
-    await RayDataPlane(CONFIG).delete([block.handle for block in blocks], Deadline(30))
+    async with closing(open_plane(CONFIG)) as plane:
+        await plane.delete([block.handle for block in blocks], Deadline(30))
 
     # The producer has died.
     dead = producer()
@@ -86,7 +92,8 @@ async def fails(blocks: list[WrittenBlock], within: float) -> None:
     while DataLostError not in kinds and time.monotonic() < end:
         started = time.monotonic()
         try:
-            await RayDataPlane(CONFIG).get(all_rows(blocks), Deadline(within))
+            async with closing(open_plane(CONFIG)) as plane:
+                await plane.get(all_rows(blocks), Deadline(within))
         except (DataLostError, DeadlineError) as error:
             kinds.append(type(error))
         assert time.monotonic() - started < within + 1

@@ -20,6 +20,7 @@ INFOS = st.dictionaries(st.sampled_from(["step", "m"]), st.integers() | st.lists
 TAGS: st.SearchStrategy[dict[str, Any]] = st.dictionaries(
     st.sampled_from(["v", "w"]), st.integers() | st.lists(st.integers(), max_size=2), max_size=2
 )
+TASKS = st.sampled_from([None, "update", "更新"])
 CLAIMS = st.none() | st.builds(Claim, st.sampled_from(["update", "更新"]), st.integers(1, 3))
 
 
@@ -40,6 +41,7 @@ def batches(draw: st.DrawFn, min_size: int = 0, max_size: int = 20) -> BatchMeta
         column(TAGS),
         read_only=draw(st.booleans()),
         claims=draw(CLAIMS | st.lists(CLAIMS, min_size=size, max_size=size)),
+        task=draw(TASKS),
     )
 
 

@@ -61,6 +61,8 @@ def test_what_it_says_of_itself() -> None:
         {"field_schema": ["x"]},
         {"padding": 3},
         {"padding": -1},
+        {"task": ""},
+        {"task": 7},
     ],
 )
 def test_what_cannot_be_right_is_refused(wrong: dict[str, Any]) -> None:
@@ -294,6 +296,25 @@ def test_what_one_part_forbids_the_whole_forbids() -> None:
     assert bound.union(BatchMeta([2], "p")).read_only
 
 
+def test_work_of_several_tasks_is_nobody_s() -> None:
+    one, two = BatchMeta([1], "p", task="gen"), BatchMeta([2], "p", task="reward")
+    bare = BatchMeta([3], "p")
+    assert BatchMeta.concat([one, BatchMeta(), one]).task == "gen"
+    assert [BatchMeta.concat(metas).task for metas in ([one, two], [one, bare], [])] == [None] * 3
+    same = BatchMeta([1], "p")
+    assert one.union(same).task == same.union(one).task == one.union(one).task == "gen"
+    assert one.union(BatchMeta([1], "p", task="reward")).task is None
+    assert BatchMeta.concat([one, two]) != BatchMeta([1, 2], "p", task="gen")
+
+
+@given(batches(), st.integers(1, 25))
+def test_a_batch_keeps_its_task(meta: BatchMeta, chunks: int) -> None:
+    parts = [*meta.chunk(chunks), *meta.chunk_by_partition(), meta.copy(), meta[:1]]
+    parts += [meta.select_fields([]), meta.with_fields({}), meta.padded(3).unpadded()]
+    parts += [pickle.loads(pickle.dumps(meta))]
+    assert {part.task for part in parts} == {meta.task}
+
+
 @given(batches(min_size=1))
 def test_concat_shares_nothing_with_its_parts(meta: BatchMeta) -> None:
     together = BatchMeta.concat([meta])
@@ -379,6 +400,8 @@ def test_union_follows_its_rules(meta: BatchMeta, data: st.DataObject) -> None:
         assert joined.production_status == (mine.production_status and theirs.production_status)
         assert joined.custom_meta == {**mine.custom_meta, **theirs.custom_meta}
         assert joined.claim == (mine.claim or theirs.claim)
+    tasks = {meta.task, other.task} - {None}
+    assert {both.task} == (tasks if len(tasks) == 1 else {None})
 
 
 def test_union_refuses_other_padding() -> None:

@@ -20,14 +20,6 @@ if TYPE_CHECKING:
 Form = Literal["dataproto", "tensordict"]
 
 
-def worker_device() -> torch.device:
-    """The accelerator of this process (NPU, GPU, ...), or the CPU where it has none."""
-    accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        return torch.device("cpu")
-    return torch.device(accelerator.type, torch.accelerator.current_device_index())
-
-
 def build(
     form: Form, columns: Mapping[str, Column], rows: int, info: Mapping[str, Any]
 ) -> DataProto | TensorDict:
@@ -67,14 +59,6 @@ def take_apart(output: Any) -> tuple[dict[str, Column], dict[str, Any]] | None:
     for name, array in output.non_tensor_batch.items():
         columns[name] = list(array)
     return columns, dict(output.meta_info)
-
-
-def to_host(columns: Mapping[str, Column]) -> dict[str, Column]:
-    """The columns with their tensors in main memory, cut off from the autograd graph."""
-    return {
-        name: column.detach().cpu() if isinstance(column, torch.Tensor) else column
-        for name, column in columns.items()
-    }
 
 
 def _is_dataproto(value: Any) -> bool:

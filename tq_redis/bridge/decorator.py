@@ -11,9 +11,10 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from tq_redis.bridge.convert import Form, build, take_apart, to_host, worker_device
+from tq_redis.bridge.convert import Form, build, take_apart
 from tq_redis.client.columns import length, rows_of
 from tq_redis.data import Column
+from tq_redis.data.devices import Device, as_caller, known_device, own_device
 from tq_redis.errors import InputError
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 from tq_redis.session import get_client
@@ -42,7 +43,7 @@ def tqbridge(
     reads: Sequence[str] | None = None,
     writes: Sequence[str] | None = None,
     form: Form | Literal["auto"] = "auto",
-    device: str | torch.device = "auto",
+    device: Device = "auto",
     overwrite: bool = False,
     timeout: float | None = None,
 ) -> Callable[[Callable[..., Any]], Bridged]:
@@ -65,14 +66,14 @@ def tqbridge(
             all it has. Readable as ``function.writes``.
         form: what to resolve into; ``auto``: a TensorDict where the parameter is annotated as
             one, else a DataProto.
-        device: where tensors go, straight from the shared-memory view; ``auto``: the process's
-            accelerator, or private copies in main memory where it has none.
+        device: where tensors go, as in ``get_columns``; ``auto``: the process's accelerator, or
+            private copies in main memory where it has none.
         overwrite: allow a written field to change its dtype.
         timeout: deadline of each read and of the write, in seconds.
 
     Raises:
         InputError: the output lacks a field of ``writes`` or has another number of rows than the
-            metadata.
+            metadata; or this process has no such device.
     """
 
     def decorate(function: Callable[..., Any]) -> Bridged:
@@ -98,16 +99,22 @@ def tqbridge(
                 return function(*args, **kwargs)
             resolved = bridge.resolve(args, kwargs, bridge.target())
             output = function(*resolved.args, **resolved.kwargs)
-            return bridge.write(args, meta, resolved.samples, output)
+            parts = bridge.parts(args, resolved.samples, output)
+            return output if parts is None else bridge.write(meta, resolved.samples, *parts)
 
         @functools.wraps(function)
         async def acall(*args: Any, **kwargs: Any) -> Any:
             meta = _first_meta(args, kwargs)
             if meta is None:
                 return await function(*args, **kwargs)
-            resolved = await asyncio.to_thread(bridge.resolve, args, kwargs, bridge.target())
+            with as_caller():
+                resolved = await asyncio.to_thread(bridge.resolve, args, kwargs, bridge.target())
             output = await function(*resolved.args, **resolved.kwargs)
-            return await asyncio.to_thread(bridge.write, args, meta, resolved.samples, output)
+            parts = bridge.parts(args, resolved.samples, output)
+            if parts is None:
+                return output
+            with as_caller():
+                return await asyncio.to_thread(bridge.write, meta, resolved.samples, *parts)
 
         wrapper: Any = acall if inspect.iscoroutinefunction(function) else call
         wrapper.reads = bridge.reads
@@ -134,13 +141,13 @@ class _Bridge:
     reads: tuple[str, ...] | None
     writes: tuple[str, ...] | None
     form: Form | Literal["auto"]
-    device: str | torch.device
+    device: Device
     overwrite: bool
     timeout: float | None
 
     def target(self) -> torch.device:
         """The device; asked for on the caller's thread, to which current devices belong."""
-        return worker_device() if self.device == "auto" else torch.device(self.device)
+        return own_device() if self.device == "auto" else known_device(self.device)
 
     def resolve(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device
@@ -159,31 +166,44 @@ class _Bridge:
         keywords = {name: one(name, value) for name, value in kwargs.items()}
         return _Resolved(resolved, keywords, samples[0])
 
-    def write(self, args: Sequence[Any], meta: Meta, samples: BatchMeta, output: Any) -> Any:
-        """Write the output's columns; return the metadata, or the output where it is no batch."""
+    def parts(
+        self, args: Sequence[Any], samples: BatchMeta, output: Any
+    ) -> tuple[dict[str, Column], dict[str, Any]] | None:
+        """The output's columns that this rank writes, and its info; None where it is no batch.
+
+        On the caller's thread: cutting off the padding may be work for the device.
+        """
         parts = take_apart(output) if self.put_data else None
         if parts is None:
-            return output
+            return None
         columns, info = parts
-        real = samples.unpadded()
-        real.extra_info = info
         columns = self._declared(columns, samples)
-        if columns and real.size and not samples.read_only and self._collects(args):
-            host = {name: rows_of(c, 0, real.size) for name, c in to_host(columns).items()}
-            real = get_client().put(host, real, overwrite=self.overwrite, timeout=self.timeout)
+        rows = samples.size - samples.padding
+        if not rows or samples.read_only or not self._collects(args):
+            return {}, info
+        if samples.padding:
+            columns = {name: rows_of(column, 0, rows) for name, column in columns.items()}
+        return columns, info
+
+    def write(
+        self,
+        meta: Meta,
+        samples: BatchMeta,
+        columns: Mapping[str, Column],
+        info: Mapping[str, Any],
+    ) -> Meta:
+        """Write the columns and return the metadata."""
+        real = samples.unpadded()
+        real.extra_info = dict(info)
+        if columns:
+            real = get_client().put(columns, real, overwrite=self.overwrite, timeout=self.timeout)
         if isinstance(meta, BatchMeta):
             return real
         fields = sorted({*(meta.fields or ()), *real.field_names})
         return KVBatchMeta(meta.keys, meta.tags, meta.partition_id, fields, real.extra_info)
 
     def _batch(self, name: str, samples: BatchMeta, device: torch.device) -> Any:
-        on_host = device.type == "cpu"
-        columns = get_client().get_columns(samples, self.reads, copy=on_host, timeout=self.timeout)
-        if not on_host:
-            columns = {
-                field: c.to(device, non_blocking=True) if isinstance(c, torch.Tensor) else c
-                for field, c in columns.items()
-            }
+        columns = get_client().get_columns(samples, self.reads, device=device, timeout=self.timeout)
         return build(self._form_of(name), columns, samples.size, samples.extra_info)
 
     def _form_of(self, name: str) -> Form:

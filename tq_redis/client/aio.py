@@ -22,11 +22,13 @@ from tq_redis.client.columns import (
 )
 from tq_redis.client.core import ANSWER_S, distinct
 from tq_redis.client.leases import LeaseCalls
+from tq_redis.client.lost import Loss
 from tq_redis.client.status import StatusCalls
 from tq_redis.control.plane import BlockGoneError, rows_per_put
-from tq_redis.control.records import BlockEntry, Run, Write
+from tq_redis.control.records import BlockEntry, Lost, Run, Write
 from tq_redis.data import Column, WrittenBlock
 from tq_redis.data.codec import describe
+from tq_redis.data.devices import Device, destination
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
     DataLostError,
@@ -34,7 +36,7 @@ from tq_redis.errors import (
     NotFoundError,
     PartitionEndedError,
     ServerFullError,
-    shorten,
+    TQError,
 )
 from tq_redis.metadata import BatchMeta, FieldSchema
 
@@ -63,7 +65,8 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         Args:
             data: TensorDict or mapping of field -> column with B rows: dense (B, ...) or nested
                 tensors of any dtype, numpy arrays, lists of B values.
-            metadata: B samples to add the fields to. Without it, B new samples are made.
+            metadata: B samples to add the fields to. Without it, B new samples are made. The task
+                that it was claimed for may claim the samples again if these bytes are lost.
             partition_id: where to make new samples; created on first use.
             data_parser: applied to the columns before they are written.
             group_ids: one group per new sample; GRPO claims take whole groups.
@@ -117,6 +120,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             ids=metadata.global_indexes,
             tags=tags,
             overwrite=overwrite,
+            task=metadata.task,
         )
         written = metadata.with_fields(schema[1])
         written.update_custom_meta(tags)
@@ -171,6 +175,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         select_fields: Sequence[str] | None = None,
         *,
         copy: bool = True,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The columns of these samples, in the order of the metadata, as a TensorDict.
@@ -180,7 +185,9 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
 
         Arguments and errors are those of :meth:`get_columns`.
         """
-        columns = await self.get_columns(metadata, select_fields, copy=copy, timeout=timeout)
+        columns = await self.get_columns(
+            metadata, select_fields, copy=copy, device=device, timeout=timeout
+        )
         return to_tensordict(columns, metadata.size)
 
     async def get_columns(
@@ -189,6 +196,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         select_fields: Sequence[str] | None = None,
         *,
         copy: bool = True,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
         """The columns of these samples, in the order of the metadata, as tensors and lists.
@@ -198,6 +206,12 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             select_fields: the fields wanted; all of the metadata's by default.
             copy: True: private, writable memory. False: read-only views of shared memory where
                 a field's rows lie together (writing to them is undefined), private memory else.
+            device: where tensors go: ``cuda``, ``cuda:1``, ``npu:0``, a :class:`torch.device`.
+                An accelerator gets them from shared memory, without a private copy in between,
+                on the stream that is current where the call is made. The call returns when the
+                copies are under way: what is given to that stream is after them; another stream
+                has to wait for it. By default, and with ``cpu``, they stay in main memory.
+                Values in lists always do.
 
         Returns:
             Field -> B rows. Dense columns come back dense (B, ...), jagged ones jagged, non-tensor
@@ -206,21 +220,28 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         Raises:
             SampleNotFoundError, PartitionNotFoundError: the samples were cleared.
             FieldNotFoundError, NotReadyError: a field is unknown, or not produced for some rows.
-            DataLostError: the bytes are gone; names rows and fields.
+            DataLostError: the bytes are gone for good; names rows and fields. These are not
+                produced any more. The task that had put them may claim the rows again; the message
+                says which rows have no such task: put them again. What other tasks claimed stays
+                as it is: their leases can be released or acknowledged, and the other rows got.
+            InputError: this process has no such device; nothing was fetched.
         """
+        target = await destination(device)
         fields = distinct(metadata.field_names if select_fields is None else select_fields)
         if not metadata.size or not fields:
             return {}
         deadline = self._deadline(timeout)
         where = await self._locate(metadata, fields, deadline)
-        try:
-            return await self.data.get(where, deadline, copy=copy)
-        except DataLostError as error:
-            # If the samples were cleared or written again meanwhile, looking again says so.
-            again = await self._locate(metadata, fields, deadline)
-            if again == where:
-                raise _name_rows(error, metadata, where) from error
-            return await self.data.get(again, deadline, copy=copy)
+        while True:
+            try:
+                return await self.data.get(where, deadline, copy=copy, device=target)
+            except DataLostError as error:
+                # If the samples were cleared or written again meanwhile, looking again says so.
+                again = await self._locate(metadata, fields, deadline)
+                loss = Loss(error, metadata, again)
+                if loss.parts or again == where:
+                    raise await self._reset(loss, deadline) from error
+                where = again
 
     # Clearing
 
@@ -276,6 +297,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         groups: Sequence[str] | None = None,
         tags: Sequence[Mapping[str, Any]] | None = None,
         overwrite: bool = False,
+        task: str | None = None,
     ) -> tuple[list[int], dict[str, FieldSchema]]:
         """Bytes first, then the rows that name them, in steps that Redis handles at once."""
         total = row_count(columns)
@@ -288,6 +310,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             tags=tags,
             schema=schema,
             overwrite=overwrite,
+            task=task,
         )
         blocks, first_id = await self._put_bytes(partition, columns, deadline, new=ids is None)
         whole = replace(whole, first_id=first_id)
@@ -327,6 +350,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
                     groups=left.groups,
                     tags=left.tags,
                     overwrite=overwrite,
+                    task=task,
                 )
                 return written + rest, schema
             except (InputError, NotFoundError, PartitionEndedError, ServerFullError):
@@ -365,6 +389,28 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         unnamed = [block.handle for block in blocks if block.handle not in numbers]
         await self.data.delete(unnamed, Deadline(ANSWER_S))
 
+    async def _reset(self, loss: Loss, deadline: Deadline) -> DataLostError:
+        """Mark the lost cells as not produced. Returns what the reader is told."""
+        reset: dict[str, Lost] = {}
+        notes: list[str] = []
+        for partition, part in loss.parts.items():
+            rows, fields, handles = sorted(part.rows), list(part.fields), list(part.handles)
+            try:
+                lost = await self.control.mark_lost(partition, rows, fields, handles, deadline)
+                reset[partition] = lost
+                await self._free(partition, lost.freed, deadline)
+            except TQError as failure:
+                what = (
+                    f"The blocks that it leaves in partition {partition!r} are freed later"
+                    if partition in reset
+                    else f"Partition {partition!r} has them as produced until they are read again"
+                )
+                notes.append(f"{what}: {failure}")
+        error = loss.described(reset)
+        for note in notes:
+            error.add_note(note)
+        return error
+
     async def _locate(
         self, metadata: BatchMeta, fields: list[str], deadline: Deadline
     ) -> dict[str, list[Run]]:
@@ -381,26 +427,3 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
                     where[name].extend(runs)
                 start = stop
         return where
-
-
-def _name_rows(
-    error: DataLostError, metadata: BatchMeta, where: Mapping[str, Sequence[Run]]
-) -> DataLostError:
-    """The same loss in the user's words: rows and fields instead of blocks."""
-    lost = set(error.handles)
-    rows: set[int] = set()
-    fields: list[str] = []
-    for name, runs in where.items():
-        position = 0
-        for handle, _, count in runs:
-            if handle in lost:
-                rows.update(metadata.global_indexes[position : position + count])
-                fields += [name] if name not in fields else []
-            position += count
-    return DataLostError(
-        f"The bytes of fields {fields} are gone for rows {shorten(sorted(rows))}: {error.message}",
-        handles=error.handles,
-        partition=metadata.partition_ids[0],
-        fields=fields,
-        rows=sorted(rows),
-    )

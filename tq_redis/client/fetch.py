@@ -67,7 +67,12 @@ class Fetch:
                 self.core.control.forget_waiter(self.partition, waiter)
         if_lost(partial(self.core.control.take_back, self.partition, self.wanted, found))
         return BatchMeta(
-            found.ids, self.partition, found.schema, custom_meta=found.tags, claims=found.claims
+            found.ids,
+            self.partition,
+            found.schema,
+            custom_meta=found.tags,
+            claims=found.claims,
+            task=self.wanted.task,
         )
 
     async def _wait_for(self, wait: Deadline, waiter: str, found: NotEnough) -> Claimed:

@@ -12,6 +12,7 @@ from tq_redis.client.checkpoint import CheckpointCalls
 from tq_redis.client.columns import DataParser, Fields, row_count, single_row, to_columns
 from tq_redis.control.records import Rows, Write
 from tq_redis.data.base import Column
+from tq_redis.data.devices import Device
 from tq_redis.deadline import Deadline
 from tq_redis.errors import InputError, KeyNotFoundError, PartitionNotFoundError, shorten
 from tq_redis.metadata import BatchMeta, KVBatchMeta
@@ -106,12 +107,14 @@ class AsyncKVClient(CheckpointCalls):
         partition_id: str,
         select_fields: Sequence[str] | str | None = None,
         *,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The columns of samples, in the order of ``keys``; a key may stand twice.
 
         Args:
             select_fields: the fields wanted; by default those that all the samples have.
+            device: where tensors go, as in ``get_columns``; main memory by default.
 
         Raises:
             KeyNotFoundError, PartitionNotFoundError: names the missing keys.
@@ -125,13 +128,14 @@ class AsyncKVClient(CheckpointCalls):
         else:
             wanted = [select_fields] if isinstance(select_fields, str) else list(select_fields)
         meta = BatchMeta(rows.ids, partition_id)
-        return await self.get_data(meta, wanted, timeout=deadline.remaining)
+        return await self.get_data(meta, wanted, device=device, timeout=deadline.remaining)
 
     async def kv_batch_get_by_meta(
         self,
         meta: KVBatchMeta,
         select_fields: Sequence[str] | str | None = None,
         *,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """As :meth:`kv_batch_get`; ``meta.fields`` are the default.
@@ -146,7 +150,7 @@ class AsyncKVClient(CheckpointCalls):
         if lacking:
             raise InputError(f"Fields {lacking} are not in the metadata, which has {meta.fields}")
         return await self.kv_batch_get(
-            meta.keys, meta.partition_id, wanted or meta.fields, timeout=timeout
+            meta.keys, meta.partition_id, wanted or meta.fields, device=device, timeout=timeout
         )
 
     async def kv_list(

@@ -2,7 +2,8 @@
 
 Callers may be in a plain thread, in a running event loop, or in several loops one after the
 other: their own loop is never blocked by ours, and a loop of theirs that stalls does not delay
-an answer on the wire.
+an answer on the wire. Only torch's current streams are those of the calling thread
+(:mod:`tq_redis.data.devices`).
 
 A caller may go away, cancelled or interrupted, in the instant in which its call is done. Each
 result is therefore handed over: either the caller takes it, or what the call named with
@@ -26,6 +27,7 @@ from typing import Any, Generic, TypeVar
 
 import uvloop
 
+from tq_redis.data.devices import as_caller
 from tq_redis.errors import ClosedError
 
 T = TypeVar("T")
@@ -119,7 +121,8 @@ class Portal:
         if not self._thread.is_alive():
             handover.call.close()
             raise ClosedError("The client was closed. Call init() for a new one.")
-        self._loop.call_soon_threadsafe(handover.start)
+        with as_caller():  # the context goes along
+            self._loop.call_soon_threadsafe(handover.start)
 
 
 class _Handover(Generic[T]):

@@ -16,6 +16,7 @@ from tq_redis.client.kv import AsyncKVClient, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
 from tq_redis.control.standing import Standing
+from tq_redis.data.devices import Device
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 from tq_redis.samplers import Sampler
 
@@ -52,7 +53,8 @@ class Client:
         Args:
             data: TensorDict or mapping of field -> column with B rows: dense (B, ...) or nested
                 tensors of any dtype, numpy arrays, lists of B values.
-            metadata: B samples to add the fields to. Without it, B new samples are made.
+            metadata: B samples to add the fields to. Without it, B new samples are made. The task
+                that it was claimed for may claim the samples again if these bytes are lost.
             partition_id: where to make new samples; created on first use.
             data_parser: applied to the columns before they are written.
             group_ids: one group per new sample; GRPO claims take whole groups.
@@ -165,6 +167,7 @@ class Client:
         select_fields: Sequence[str] | None = None,
         *,
         copy: bool = True,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The columns of these samples, in the order of the metadata, as a TensorDict.
@@ -175,7 +178,7 @@ class Client:
         Arguments and errors are those of :meth:`get_columns`.
         """
         return self._portal.run(
-            self._core.get_data(metadata, select_fields, copy=copy, timeout=timeout)
+            self._core.get_data(metadata, select_fields, copy=copy, device=device, timeout=timeout)
         )
 
     async def async_get_data(
@@ -184,11 +187,12 @@ class Client:
         select_fields: Sequence[str] | None = None,
         *,
         copy: bool = True,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """Awaitable form of :meth:`get_data`."""
         return await self._portal.arun(
-            self._core.get_data(metadata, select_fields, copy=copy, timeout=timeout)
+            self._core.get_data(metadata, select_fields, copy=copy, device=device, timeout=timeout)
         )
 
     def get_columns(
@@ -197,6 +201,7 @@ class Client:
         select_fields: Sequence[str] | None = None,
         *,
         copy: bool = True,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
         """The columns of these samples, in the order of the metadata, as tensors and lists.
@@ -206,6 +211,12 @@ class Client:
             select_fields: the fields wanted; all of the metadata's by default.
             copy: True: private, writable memory. False: read-only views of shared memory where
                 a field's rows lie together (writing to them is undefined), private memory else.
+            device: where tensors go: ``cuda``, ``cuda:1``, ``npu:0``, a :class:`torch.device`.
+                An accelerator gets them from shared memory, without a private copy in between,
+                on the stream that is current where the call is made. The call returns when the
+                copies are under way: what is given to that stream is after them; another stream
+                has to wait for it. By default, and with ``cpu``, they stay in main memory.
+                Values in lists always do.
 
         Returns:
             Field -> B rows. Dense columns come back dense (B, ...), jagged ones jagged, non-tensor
@@ -214,10 +225,16 @@ class Client:
         Raises:
             SampleNotFoundError, PartitionNotFoundError: the samples were cleared.
             FieldNotFoundError, NotReadyError: a field is unknown, or not produced for some rows.
-            DataLostError: the bytes are gone; names rows and fields.
+            DataLostError: the bytes are gone for good; names rows and fields. These are not
+                produced any more. The task that had put them may claim the rows again; the message
+                says which rows have no such task: put them again. What other tasks claimed stays
+                as it is: their leases can be released or acknowledged, and the other rows got.
+            InputError: this process has no such device; nothing was fetched.
         """
         return self._portal.run(
-            self._core.get_columns(metadata, select_fields, copy=copy, timeout=timeout)
+            self._core.get_columns(
+                metadata, select_fields, copy=copy, device=device, timeout=timeout
+            )
         )
 
     async def async_get_columns(
@@ -226,11 +243,14 @@ class Client:
         select_fields: Sequence[str] | None = None,
         *,
         copy: bool = True,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> dict[str, Any]:
         """Awaitable form of :meth:`get_columns`."""
         return await self._portal.arun(
-            self._core.get_columns(metadata, select_fields, copy=copy, timeout=timeout)
+            self._core.get_columns(
+                metadata, select_fields, copy=copy, device=device, timeout=timeout
+            )
         )
 
     def clear_samples(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
@@ -721,19 +741,23 @@ class Client:
         partition_id: str,
         select_fields: Sequence[str] | str | None = None,
         *,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """The columns of samples, in the order of ``keys``; a key may stand twice.
 
         Args:
             select_fields: the fields wanted; by default those that all the samples have.
+            device: where tensors go, as in ``get_columns``; main memory by default.
 
         Raises:
             KeyNotFoundError, PartitionNotFoundError: names the missing keys.
             FieldNotFoundError, NotReadyError: a field is unknown, or not produced for some rows.
         """
         return self._portal.run(
-            self._core.kv_batch_get(keys, partition_id, select_fields, timeout=timeout)
+            self._core.kv_batch_get(
+                keys, partition_id, select_fields, device=device, timeout=timeout
+            )
         )
 
     async def async_kv_batch_get(
@@ -742,11 +766,14 @@ class Client:
         partition_id: str,
         select_fields: Sequence[str] | str | None = None,
         *,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """Awaitable form of :meth:`kv_batch_get`."""
         return await self._portal.arun(
-            self._core.kv_batch_get(keys, partition_id, select_fields, timeout=timeout)
+            self._core.kv_batch_get(
+                keys, partition_id, select_fields, device=device, timeout=timeout
+            )
         )
 
     def kv_batch_get_by_meta(
@@ -754,6 +781,7 @@ class Client:
         meta: KVBatchMeta,
         select_fields: Sequence[str] | str | None = None,
         *,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """As :meth:`kv_batch_get`; ``meta.fields`` are the default.
@@ -762,7 +790,7 @@ class Client:
             InputError: the metadata names no partition, or lacks a field that is asked for.
         """
         return self._portal.run(
-            self._core.kv_batch_get_by_meta(meta, select_fields, timeout=timeout)
+            self._core.kv_batch_get_by_meta(meta, select_fields, device=device, timeout=timeout)
         )
 
     async def async_kv_batch_get_by_meta(
@@ -770,11 +798,12 @@ class Client:
         meta: KVBatchMeta,
         select_fields: Sequence[str] | str | None = None,
         *,
+        device: Device | None = None,
         timeout: float | None = None,
     ) -> TensorDict:
         """Awaitable form of :meth:`kv_batch_get_by_meta`."""
         return await self._portal.arun(
-            self._core.kv_batch_get_by_meta(meta, select_fields, timeout=timeout)
+            self._core.kv_batch_get_by_meta(meta, select_fields, device=device, timeout=timeout)
         )
 
     def kv_list(

@@ -59,13 +59,20 @@ GLOSSARY = (
         "JSON: the servers that share the namespace, without passwords, and which of them this is",
     ),
     Key("tq:<ns>:partitions", "set", "names of partitions"),
+    Key("tq:<ns>:units", "set", "storage units"),
+    Key(
+        "tq:<ns>:unit:<id>",
+        "string",
+        "JSON (address, capacity): where a storage unit is reached; it renews the key's lifetime "
+        "while it runs",
+    ),
     Key(
         "tq:<ns>:{P}",
         "hash",
         "the summary that a person reads first: `samples`, `bytes`, `produced:<field>`, "
         "`consumed:<task>`, `claimed:<task>` (held with a lease), `set_aside:<task>`, `made` "
-        "(samples, cleared ones too), `expected`, `ended`, `claims` (so far), `generation`, "
-        "`created_at`, `expires_at`",
+        "(samples, cleared ones too), `expected`, `ended`, `claims` (so far), `lost` (cells, so "
+        "far, whose store died), `generation`, `created_at`, `expires_at`",
     ),
     Key("tq:<ns>:{P}:samples", "zset", "sample ids of the partition"),
     Key(
@@ -74,7 +81,11 @@ GLOSSARY = (
         "sample id -> locator `<block number>:<row>`; presence is the production status",
     ),
     Key("tq:<ns>:{P}:schema", "hash", "field -> JSON of its latest form"),
-    Key("tq:<ns>:{P}:blocks", "hash", "block number -> JSON (handle, bytes, dtypes)"),
+    Key(
+        "tq:<ns>:{P}:blocks",
+        "hash",
+        "block number -> JSON (handle, bytes, dtypes; task: who wrote it, where that is known)",
+    ),
     Key("tq:<ns>:{P}:live", "hash", "block number -> cells still in use; `next`"),
     Key("tq:<ns>:{P}:freed", "zset", "handles whose bytes are to be freed, by second"),
     Key(
@@ -213,6 +224,14 @@ class Keys:
     @property
     def partitions(self) -> str:
         return f"{self._root}:partitions"
+
+    @property
+    def units(self) -> str:
+        return f"{self._root}:units"
+
+    def unit(self, name: str) -> str:
+        """The entry of a storage unit."""
+        return f"{self._root}:unit:{name}"
 
     def summary(self, partition: str) -> str:
         """The key that the verbs work on.

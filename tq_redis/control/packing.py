@@ -59,6 +59,8 @@ def write_arguments(write: Write) -> dict[str, Any]:
         ],
         "tags": tag_columns(write.tags or ()),
     }
+    if write.task is not None:
+        packed["task"] = encode(write.task)
     if write.ids is not None:
         return packed | {"ids": to_ranges(write.ids)}
     packed["count"] = write.count

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tq_redis.control import packing, refusals
 from tq_redis.control.claims import ROWS_PER_PAGE, Claims
 from tq_redis.control.keys import decode, encode
 from tq_redis.control.ranges import from_ranges, to_ranges
-from tq_redis.control.records import Rows, Run, Tags, Write, Written
+from tq_redis.control.records import Lost, Rows, Run, Tags, Write, Written
 from tq_redis.control.replies import (
     ClearPartitionReply,
     ClearSamplesReply,
     DescribeReply,
     LocateReply,
+    MarkLostReply,
     ProduceReply,
     Reply,
 )
@@ -217,7 +218,50 @@ class ControlPlane(Claims, Snapshots):
         if name not in known:
             raise refusals.no_field(partition, name, known)
 
-    # Clearing
+    # Losing and clearing
+
+    async def mark_lost(
+        self,
+        partition: str,
+        ids: Sequence[int],
+        fields: Sequence[str],
+        handles: Sequence[str],
+        deadline: Deadline,
+    ) -> Lost:
+        """Note that these blocks are gone: cells that lie in them are not produced any more, and
+        the tasks that wrote them may claim these rows again.
+
+        What other tasks claimed stays claimed. Cells that were written again since, into other
+        blocks, stay; rows that were cleared are passed over. Many rows in several steps; can be
+        repeated.
+
+        Args:
+            ids: rows that have cells in the blocks.
+            fields: the fields of these cells, distinct.
+        """
+        lost: dict[str, set[int]] = {}
+        tasks: dict[str, set[int]] = {}
+        alone: set[int] = set()
+        freed: list[str] = []
+        for first in range(0, len(handles), ROWS_PER_PAGE):
+            common = {
+                "fields": [encode(name) for name in fields],
+                "handles": list(handles[first : first + ROWS_PER_PAGE]),
+                "cells": CELLS_PER_CALL,
+            }
+            left = sorted(set(ids))
+            while left:
+                arguments = common | {"ids": to_ranges(left[:ROWS_PER_PAGE])}
+                reply = await self._mutate(
+                    "mark_lost", partition, arguments, MarkLostReply, deadline
+                )
+                for found, page in ((lost, reply.lost), (tasks, reply.tasks)):
+                    for name, ranges in page:
+                        found.setdefault(decode(name), set()).update(from_ranges(ranges))
+                alone.update(from_ranges(reply.left))
+                freed += reply.freed
+                del left[: reply.done]
+        return Lost(_sorted(lost), _sorted(tasks), sorted(alone), freed)
 
     async def clear_samples(
         self, partition: str, ids: Sequence[int], deadline: Deadline
@@ -253,3 +297,7 @@ class ControlPlane(Claims, Snapshots):
             raise refusals.no_partition(partition, await self.partitions(deadline))
         if reply.code == "unknown":
             raise refusals.no_samples(partition, reply.ids)
+
+
+def _sorted(rows: Mapping[str, set[int]]) -> dict[str, list[int]]:
+    return {name: sorted(found) for name, found in rows.items()}

@@ -59,6 +59,7 @@ class Write:
         schema: the form of each field.
         overwrite: a field may change its dtype.
         first_id: the first of ``count`` ids that were reserved for new rows; None: reserve them.
+        task: who wrote the blocks, and can do it again; None: that is not known.
 
     Raises:
         InputError: a sample or a key is named twice.
@@ -73,6 +74,7 @@ class Write:
     schema: Mapping[str, FieldSchema] = field(default_factory=dict[str, FieldSchema])
     overwrite: bool = False
     first_id: int | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
         _require_distinct("Samples", self.ids or ())
@@ -105,6 +107,24 @@ class Written:
 
     ids: list[int]
     numbers: list[int]
+    freed: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What became of rows whose bytes are gone.
+
+    Attributes:
+        cells: field -> the rows that are not produced any more, ascending.
+        tasks: task -> those of them that it wrote and may claim again, ascending.
+        left: rows with cells that no task will write again, ascending: they were put without a
+            task, or the rows are set aside for it.
+        freed: handles of blocks without a used cell: their bytes are to be freed.
+    """
+
+    cells: dict[str, list[int]]
+    tasks: dict[str, list[int]]
+    left: list[int]
     freed: list[str]
 
 

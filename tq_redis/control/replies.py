@@ -96,6 +96,14 @@ class DescribeReply(Reply, frozen=True):
     more: bool = False
 
 
+class MarkLostReply(Reply, frozen=True):
+    lost: list[tuple[str, list[int]]] = []
+    tasks: list[tuple[str, list[int]]] = []
+    left: list[int] = []
+    freed: list[str] = []
+    done: int = 0
+
+
 class ClearSamplesReply(Reply, frozen=True):
     freed: list[str] = []
     cleared: int = 0

@@ -16,7 +16,7 @@ from tq_redis.control.topologies import Primary
 # fmt: off
 _PLAIN = (
     "DEL", "EVAL", "EVALSHA", "EXISTS", "EXPIRE", "GET", "HGETALL", "HKEYS", "HSCAN", "INCRBY",
-    "SADD", "SET", "SMEMBERS", "SREM", "UNLINK", "XREAD", "ZREM", "ZSCAN",
+    "SADD", "SET", "SMEMBERS", "SREM", "TTL", "UNLINK", "XREAD", "ZREM", "ZSCAN",
 )
 # fmt: on
 # What the check of rights itself needs.

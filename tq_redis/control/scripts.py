@@ -21,6 +21,7 @@ Verb = Literal[
     "locate",
     "describe",
     "set_tags",
+    "mark_lost",
     "clear_samples",
     "clear_partition",
     "freeze",

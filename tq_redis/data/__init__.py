@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tq_redis.config import Config
-from tq_redis.data.base import Column, DataPlane, Run, WrittenBlock
-from tq_redis.data.memory import MemoryDataPlane
+from tq_redis.data.base import Backend, Column, Run, WrittenBlock
+from tq_redis.data.plane import DataPlane
+from tq_redis.store.units import Directory
 
-__all__ = ["Column", "DataPlane", "Run", "WrittenBlock", "open_data_plane"]
+__all__ = ["Column", "DataPlane", "Directory", "Run", "WrittenBlock", "open_data_plane"]
 
 
-def open_data_plane(config: Config) -> DataPlane:
-    """The backend that ``config.data.backend`` names, as this process's client of it.
+def open_data_plane(config: Config, directory: Directory) -> DataPlane:
+    """The backends that the settings name, as this process's client of them.
 
-    Raises:
-        NotInitializedError: the backend is ``ray`` and this process has not joined Ray.
+    Args:
+        directory: where storage units are listed.
     """
-    if config.data.backend == "ray":
-        # Here, so that the other backend does without Ray.
-        from tq_redis.data.ray_store import RayDataPlane
 
-        return RayDataPlane(config)
-    return MemoryDataPlane(config)
+    # Imported where they are opened, so that each does without the others' libraries.
+    def ray() -> Backend:
+        from tq_redis.data.ray_store import RayBackend
+
+        return RayBackend(config)
+
+    def zmq() -> Backend:
+        from tq_redis.data.zmq_store import ZmqBackend
+
+        return ZmqBackend(config, directory)
+
+    def memory() -> Backend:
+        from tq_redis.data.memory import MemoryBackend
+
+        return MemoryBackend(config)
+
+    openers: dict[str, Callable[[], Backend]] = {"ray": ray, "zmq": zmq, "memory": memory}
+    return DataPlane(config.data, openers)

@@ -8,14 +8,25 @@ for a run of consecutive rows of that put. The control plane keeps, per row and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy.typing as npt
 import torch
 
 from tq_redis.deadline import Deadline
+from tq_redis.store.shelf import Content
+
+__all__ = [
+    "Backend",
+    "Column",
+    "Content",
+    "EncodedBlock",
+    "Run",
+    "StoreUsage",
+    "WrittenBlock",
+]
 
 Column = torch.Tensor | list[Any]
 """B rows of one field: a tensor (dense with dim 0 = B, or nested with B components) or a list of
@@ -25,8 +36,32 @@ Run = tuple[str, int, int]
 """(handle of a block, first row inside the block, number of rows)."""
 
 
-Content = tuple[bytes, Sequence[npt.NDArray[Any]]]
-"""A block bit by bit, whatever it holds: header and flat buffers, as the codec made them."""
+@dataclass(frozen=True, slots=True)
+class EncodedBlock:
+    """A block that is ready to be stored.
+
+    Attributes:
+        fields: the fields it holds.
+        first_row: the row of the put that is its row 0.
+        rows: number of rows.
+        header: msgpack.
+        buffers: flat arrays; they may share memory with the caller's tensors.
+    """
+
+    fields: tuple[str, ...]
+    first_row: int
+    rows: int
+    header: bytes
+    buffers: Sequence[npt.NDArray[Any]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows, without the header."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    @property
+    def content(self) -> Content:
+        return self.header, self.buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,67 +83,59 @@ class WrittenBlock:
     nbytes: int
 
 
-class DataPlane(ABC):
-    """One backend, seen from one process. Every call ends by its deadline.
+@dataclass(frozen=True, slots=True)
+class StoreUsage:
+    """What one store keeps.
+
+    Attributes:
+        store: its name: the backend, and the node or storage unit.
+        blocks: how many.
+        used: bytes that they take.
+        capacity: bytes that they may take; None: no limit.
+    """
+
+    store: str
+    blocks: int
+    used: int
+    capacity: int | None
+
+
+class Backend(ABC):
+    """One kind of store, seen from one process. Every call ends by its deadline.
+
+    Handles begin with :attr:`name` and a slash.
 
     Raises (all calls): DeadlineError when the deadline passed.
     """
 
+    name: ClassVar[str]
+
     @abstractmethod
     async def start(self, deadline: Deadline) -> None:
-        """Owner: make the instance ready, and findable by the processes that will attach to it."""
+        """Owner: make the stores ready, and findable by the processes that will attach."""
 
     @abstractmethod
-    async def put(
-        self, partition: str, columns: Mapping[str, Column], deadline: Deadline
-    ) -> list[WrittenBlock]:
-        """Write the columns; when this returns, the blocks outlive the calling process.
-
-        The stored bytes never alias the caller's tensors. ``requires_grad`` is dropped.
-
-        Raises:
-            InputError: a column cannot be stored; it names the field (and row). Nothing was
-                written.
-        """
-
-    @abstractmethod
-    async def get(
-        self, wanted: Mapping[str, Sequence[Run]], deadline: Deadline, *, copy: bool = True
-    ) -> dict[str, Column]:
-        """The rows of each field, in the order of its runs (rows may repeat, in any order).
-
-        Rows come back as they were put. Where the runs of one field come from puts of different
-        form: dense rows of unequal shape become jagged, jagged with strided becomes strided, and
-        what no tensor can hold together (other dtypes, other ranks, tensors with values) becomes
-        a list.
-
-        Args:
-            wanted: field -> runs; at least one row each. A block is fetched once, however many
-                fields and runs name it.
-            copy: True gives private, writable memory. False gives read-only views of the store
-                for tensor fields whose rows lie side by side in one block (writing to them is
-                undefined: it may change what others read), and private memory for the rest.
-
-        Raises:
-            DataLostError: blocks are gone; ``handles`` names them.
-        """
-
-    @abstractmethod
-    async def read_blocks(self, handles: Sequence[str], deadline: Deadline) -> list[Content]:
-        """Whole blocks, in this order; read-only views where the store allows it.
-
-        Raises:
-            DataLostError: blocks are gone; ``handles`` names them.
-        """
-
-    @abstractmethod
-    async def write_blocks(
-        self, partition: str, contents: Sequence[Content], deadline: Deadline
+    async def write(
+        self, partition: str, blocks: Sequence[EncodedBlock], deadline: Deadline
     ) -> list[str]:
-        """Write blocks that :meth:`read_blocks` gave, maybe of another backend, as new ones.
+        """Keep blocks, all or none; when this returns, they outlive the calling process.
+
+        What is stored never aliases the buffers.
 
         Returns:
             Their handles, in this order.
+
+        Raises:
+            StoreFullError: there was no room within the deadline.
+            InputError: there never will be. Nothing was written, in either case.
+        """
+
+    @abstractmethod
+    async def read(self, handles: Sequence[str], deadline: Deadline) -> dict[str, Content]:
+        """Distinct blocks by handle; read-only views where the store allows it.
+
+        Raises:
+            DataLostError: blocks are gone for good; ``handles`` names them.
         """
 
     @abstractmethod
@@ -124,8 +151,12 @@ class DataPlane(ABC):
         """Note that Redis names these blocks. Unknown handles are ignored."""
 
     @abstractmethod
+    async def usage(self, deadline: Deadline) -> list[StoreUsage]:
+        """What every store keeps; those that do not answer are left out."""
+
+    @abstractmethod
     async def shutdown(self, deadline: Deadline) -> None:
-        """End the stores of this instance, with all their blocks. For the owner only."""
+        """Owner: free all blocks of this instance, and end the stores that it started."""
 
     @abstractmethod
     async def close(self) -> None:

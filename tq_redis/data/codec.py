@@ -6,22 +6,23 @@ buffers as they are and a reader can take rows from them without touching the re
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import msgspec
 import numpy as np
 import torch
 
-from tq_redis.data.base import Column, Content, Run
+from tq_redis.data.base import Column, Content, EncodedBlock, Run
 from tq_redis.data.columns import Buffer, Cuttable, check_columns, cuttable
+from tq_redis.data.devices import callers_stream, in_time
 from tq_redis.data.gather import Gatherer, Source
 from tq_redis.data.nested import Int64s, tensor_schema
 from tq_redis.data.spans import Span, spans_of
 from tq_redis.data.values import UnsupportedValueError
+from tq_redis.deadline import Deadline
 from tq_redis.errors import InputError
 from tq_redis.metadata.schema import FieldSchema
 
@@ -34,11 +35,16 @@ _VALUE_BYTES = 64
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
-    """One field of a block: what it holds, and which buffers are its own."""
+    """One field of a block: what it holds, and which buffers are its own.
+
+    ``device`` is the type of the device that it was put from, ``cuda`` for example. Nothing depends
+    on it; blocks of earlier versions do not say.
+    """
 
     field: str
     schema: FieldSchema
     buffers: int
+    device: str = "cpu"
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
@@ -46,37 +52,22 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
     parts: list[_Part]
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedBlock:
-    """A block that is ready to be stored.
+class StoredBlock:
+    """A block as a reader sees it.
 
     Attributes:
-        fields: the fields it holds.
-        first_row: the row of the put that is its row 0.
+        content: what is stored.
         rows: number of rows.
-        header: msgpack.
-        buffers: flat arrays; they may share memory with the caller's tensors.
+        nbytes: bytes of the rows.
+        origins: field -> type of the device that it was put from.
     """
-
-    fields: tuple[str, ...]
-    first_row: int
-    rows: int
-    header: bytes
-    buffers: list[Buffer]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers)
-
-
-class StoredBlock:
-    """A block as a reader sees it."""
 
     def __init__(self, header: bytes, buffers: Sequence[Buffer]) -> None:
         decoded = msgspec.msgpack.decode(header, type=_Header)
         self.content = header, buffers
         self.rows = decoded.rows
         self.nbytes = sum(buffer.nbytes for buffer in buffers)
+        self.origins = {part.field: part.device for part in decoded.parts}
         self._fields: dict[str, tuple[FieldSchema, Sequence[Buffer]]] = {}
         at = 0
         for part in decoded.parts:
@@ -111,28 +102,38 @@ def describe(column: Column) -> FieldSchema:
 
 
 def encode(
-    columns: Mapping[str, Column], *, block_bytes: int, allow_pickle: bool
+    columns: Mapping[str, Column],
+    *,
+    block_bytes: int,
+    allow_pickle: bool,
+    group_of: Callable[[str], str] = lambda field: "",
 ) -> list[EncodedBlock]:
     """Check the columns of a put and cut them into blocks.
 
-    A put of up to ``block_bytes`` becomes one block. A larger one gets blocks of about that size
-    for each field, so that a reader pulls only the fields and rows that it needs.
+    Fields of one group that take up to ``block_bytes`` together become one block. Larger ones get
+    blocks of about that size for each field, so that a reader pulls only the fields and rows that
+    it needs.
+
+    Args:
+        group_of: fields with different answers never share a block.
 
     Raises:
         InputError: a column cannot be stored; it names the field (and row).
     """
     rows = check_columns(columns)
-    ready = {
-        field: cuttable(field, column, allow_pickle=allow_pickle)
-        for field, column in columns.items()
-    }
-    if sum(int(column.ends[-1]) for column in ready.values()) <= block_bytes:
-        return [_block(ready, 0, rows)]
-    return [
-        _block({field: column}, first, last)
-        for field, column in ready.items()
-        for first, last in _cuts(column.ends, block_bytes)
-    ]
+    groups: dict[str, dict[str, Cuttable]] = {}
+    for field, column in columns.items():
+        ready = cuttable(field, column, allow_pickle=allow_pickle)
+        groups.setdefault(group_of(field), {})[field] = ready
+    blocks: list[EncodedBlock] = []
+    for group in groups.values():
+        if sum(int(column.ends[-1]) for column in group.values()) <= block_bytes:
+            blocks.append(_block(group, 0, rows))
+            continue
+        for field, column in group.items():
+            cuts = _cuts(column.ends, block_bytes)
+            blocks += [_block({field: column}, first, last) for first, last in cuts]
+    return blocks
 
 
 def is_light(columns: Mapping[str, Column]) -> bool:
@@ -160,16 +161,22 @@ def _size(value: Any) -> float:
 async def decoded(
     wanted: Mapping[str, Sequence[Run]],
     blocks: Mapping[str, StoredBlock],
+    deadline: Deadline,
     *,
     copy: bool,
     allow_pickle: bool,
+    device: torch.device | None = None,
 ) -> dict[str, Column]:
-    """:func:`decode`, in a thread of its own unless that would cost more."""
+    """:func:`decode`, in a thread of its own unless that would cost more, by the deadline."""
+
+    def now() -> dict[str, Column]:
+        return decode(wanted, blocks, copy=copy, allow_pickle=allow_pickle, device=device)
+
     rows = sum(count for runs in wanted.values() for _, _, count in runs)
     nbytes = sum(block.nbytes for block in blocks.values())
-    if rows <= _LIGHT_ROWS and nbytes <= _LIGHT_BYTES:
-        return decode(wanted, blocks, copy=copy, allow_pickle=allow_pickle)
-    return await asyncio.to_thread(decode, wanted, blocks, copy=copy, allow_pickle=allow_pickle)
+    if device is None and rows <= _LIGHT_ROWS and nbytes <= _LIGHT_BYTES:
+        return now()
+    return await in_time(deadline, now)
 
 
 def _cuts(ends: Int64s, block_bytes: int) -> list[tuple[int, int]]:
@@ -187,7 +194,7 @@ def _block(columns: Mapping[str, Cuttable], first: int, last: int) -> EncodedBlo
     buffers: list[Buffer] = []
     for field, column in columns.items():
         cut = column.cut(first, last)
-        parts.append(_Part(field, column.schema, len(cut)))
+        parts.append(_Part(field, column.schema, len(cut), column.device))
         buffers.extend(cut)
     header = msgspec.msgpack.encode(_Header(last - first, parts))
     return EncodedBlock(tuple(columns), first, last - first, header, buffers)
@@ -199,16 +206,25 @@ def decode(
     *,
     copy: bool,
     allow_pickle: bool,
+    device: torch.device | None = None,
 ) -> dict[str, Column]:
     """The wanted rows of each field; see ``DataPlane.get``.
 
     Args:
         blocks: handle -> block, for every handle in ``wanted``.
+        device: where tensors go, on the stream that is the caller's; None: main memory.
 
     Raises:
         InputError: a field has no runs, or its runs do not fit the blocks.
     """
-    gatherer = Gatherer(copy=copy, allow_pickle=allow_pickle)
+    with nullcontext() if device is None else callers_stream(device):
+        gatherer = Gatherer(copy=copy, allow_pickle=allow_pickle, device=device)
+        return _gathered(gatherer, wanted, blocks)
+
+
+def _gathered(
+    gatherer: Gatherer, wanted: Mapping[str, Sequence[Run]], blocks: Mapping[str, StoredBlock]
+) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     spans: dict[int, list[Span]] = {}  # fields mostly share one list of runs
     for field, runs in wanted.items():

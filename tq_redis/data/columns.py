@@ -38,10 +38,12 @@ class Cuttable(ABC):
     Attributes:
         schema: what the field holds.
         ends: int64[B], the bytes up to the end of each row.
+        device: the type of the device that it comes from.
     """
 
     schema: FieldSchema
     ends: Int64s
+    device: str = "cpu"
 
     @abstractmethod
     def cut(self, first: int, last: int) -> list[Buffer]:
@@ -168,5 +170,8 @@ def cuttable(field: str, column: Column, *, allow_pickle: bool) -> Cuttable:
     if isinstance(column, list):
         return _Object(field, column, allow_pickle)
     if not column.is_nested:
-        return _Dense(column)
-    return _Jagged(column) if column.layout == torch.jagged else _Strided(column)
+        ready = _Dense(column)
+    else:
+        ready = _Jagged(column) if column.layout == torch.jagged else _Strided(column)
+    ready.device = column.device.type
+    return ready

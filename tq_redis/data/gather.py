@@ -19,8 +19,9 @@ from tq_redis.data.nested import (
     offsets_of,
     strided_of_rows,
 )
-from tq_redis.data.spans import Span, copy_rows, expand
-from tq_redis.data.tensors import Bytes, item_bytes, to_tensor
+from tq_redis.data.pieces import Part, joined, joined_on
+from tq_redis.data.spans import Span, expand
+from tq_redis.data.tensors import Bytes, item_bytes, of_bytes, to_tensor
 from tq_redis.data.values import ValueDecoder
 from tq_redis.metadata.schema import FieldSchema
 
@@ -44,21 +45,20 @@ class Source:
     span: Span
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Runs of ``data`` (rows, bytes a row) to copy, ``rows`` in all."""
-
-    data: Bytes
-    firsts: Int64s
-    counts: Int64s
-    rows: int
-
-
 class Gatherer:
-    """Gathers the fields of one get."""
+    """Gathers the fields of one get.
 
-    def __init__(self, *, copy: bool, allow_pickle: bool) -> None:
+    Args:
+        copy: False allows views of the blocks.
+        allow_pickle: of values.
+        device: where tensors go; None: main memory. Its current stream is used.
+    """
+
+    def __init__(
+        self, *, copy: bool, allow_pickle: bool, device: torch.device | None = None
+    ) -> None:
         self._copy = copy
+        self._device = device
         self._values = ValueDecoder(allow_pickle=allow_pickle)
         self._offsets: dict[bytes, torch.Tensor] = {}
 
@@ -77,13 +77,16 @@ class Gatherer:
                 return self._jagged(schema, sources)
             if schema.kind == "object":
                 return [row for source in sources for row in self._rows(source)]
-        return _combine([row for source in sources for row in self._rows(source)], schemas)
+        column = _combine([row for source in sources for row in self._rows(source)], schemas)
+        if self._device is None or isinstance(column, list):
+            return column
+        return column.to(self._device)
 
     def _dense(self, schema: FieldSchema, sources: list[Source]) -> torch.Tensor:
         row_bytes = prod(schema.shape) * item_bytes(schema.dtype)
         total = sum(source.span.rows for source in sources)
         parts = [
-            _Part(
+            Part(
                 source.buffers[0].reshape(source.rows, row_bytes),
                 source.span.firsts,
                 source.span.counts,
@@ -91,14 +94,13 @@ class Gatherer:
             )
             for source in sources
         ]
-        data = self._joined(parts, total, row_bytes)
-        return to_tensor(data, schema.dtype, (total, *schema.shape))
+        return self._tensor(parts, row_bytes, schema.dtype, (total, *schema.shape))
 
     def _jagged(self, schema: FieldSchema, sources: list[Source]) -> torch.Tensor:
         ragged = schema.shape.index(-1) + 1
         inner = tuple(size for size in schema.shape if size != -1)
         row_bytes = prod(inner) * item_bytes(schema.dtype)
-        parts: list[_Part] = []
+        parts: list[Part] = []
         lengths: list[Int64s] = []
         for source in sources:
             firsts, counts = source.span.firsts, source.span.counts
@@ -106,28 +108,28 @@ class Gatherer:
             np.cumsum(source.buffers[0], out=ends[1:])
             sizes = ends[firsts + counts] - ends[firsts]
             data = source.buffers[1].reshape(int(ends[-1]), row_bytes)
-            parts.append(_Part(data, ends[firsts], sizes, int(sizes.sum())))
+            parts.append(Part(data, ends[firsts], sizes, int(sizes.sum())))
             lengths.append(source.buffers[0][expand(firsts, counts)])
         all_lengths = np.concatenate(lengths)
         total = sum(part.rows for part in parts)
-        values = to_tensor(self._joined(parts, total, row_bytes), schema.dtype, (total, *inner))
+        values = self._tensor(parts, row_bytes, schema.dtype, (total, *inner))
         offsets = self._shared_offsets(all_lengths)
         return jagged_of_values(values, all_lengths, offsets, ragged)
 
     def _shared_offsets(self, lengths: Int64s) -> torch.Tensor:
         """Fields with equal lengths share one offsets tensor: torch then allows a * b."""
-        return self._offsets.setdefault(lengths.tobytes(), offsets_of(lengths))
+        key = lengths.tobytes()
+        if key not in self._offsets:
+            offsets = offsets_of(lengths)
+            self._offsets[key] = offsets if self._device is None else offsets.to(self._device)
+        return self._offsets[key]
 
-    def _joined(self, parts: list[_Part], total: int, row_bytes: int) -> Bytes:
-        if not self._copy and len(parts) == 1 and len(parts[0].firsts) == 1:
-            first = parts[0].firsts[0]
-            return parts[0].data[first : first + total]
-        out = np.empty((total, row_bytes), np.uint8)
-        at = 0
-        for part in parts:
-            copy_rows(out[at : at + part.rows], part.data, part.firsts, part.counts)
-            at += part.rows
-        return out
+    def _tensor(
+        self, parts: list[Part], row_bytes: int, dtype: str, shape: tuple[int, ...]
+    ) -> torch.Tensor:
+        if self._device is None:
+            return to_tensor(joined(parts, row_bytes, copy=self._copy), dtype, shape)
+        return of_bytes(joined_on(self._device, parts, row_bytes), dtype, shape)
 
     def _rows(self, source: Source) -> list[Any]:
         """The wanted rows one by one; tensors are views of the block."""

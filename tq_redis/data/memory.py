@@ -1,119 +1,86 @@
-"""The data plane of one process: blocks in its own memory, for tests, examples and small runs."""
+"""Blocks in the memory of one process, for tests, examples and small runs."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from tq_redis.config import Config
-from tq_redis.data.base import Column, Content, DataPlane, Run, WrittenBlock
-from tq_redis.data.codec import EncodedBlock, StoredBlock, decoded, encode, encoded, is_light
+from tq_redis.data.base import Backend, Content, EncodedBlock, StoreUsage
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, shorten
+from tq_redis.store.shelf import Block, Shelf
+
+_shelves: dict[str, Shelf] = {}
+"""By Redis namespace: all clients of one instance in this process share one."""
+
+# Copying more than this is left to a thread: it takes a thread as long to come and go.
+_LIGHT_BYTES = 1 << 20
 
 
-@dataclass(slots=True)
-class _Held:
-    block: StoredBlock
-    partition: str
-    since: float
-    confirmed: bool = False
+class MemoryBackend(Backend):
+    """A shelf of this process."""
 
-
-_stores: dict[str, dict[str, _Held]] = {}
-"""Redis namespace -> handle -> block: all clients of one instance in this process share them."""
-
-
-class MemoryDataPlane(DataPlane):
-    """Blocks in a dictionary of this process."""
+    name = "memory"
 
     def __init__(self, config: Config) -> None:
-        self._config = config
+        self._namespace = config.redis.namespace
 
     @property
-    def _blocks(self) -> dict[str, _Held]:
-        return _stores.setdefault(self._config.redis.namespace, {})
+    def _shelf(self) -> Shelf:
+        return _shelves.setdefault(self._namespace, Shelf())
 
     async def start(self, deadline: Deadline) -> None:
         """Nothing to do: no other process can attach."""
 
-    async def put(
-        self, partition: str, columns: Mapping[str, Column], deadline: Deadline
-    ) -> list[WrittenBlock]:
-        if is_light(columns):
-            return self._put(partition, columns)
-        return await asyncio.to_thread(self._put, partition, columns)
-
-    def _put(self, partition: str, columns: Mapping[str, Column]) -> list[WrittenBlock]:
-        data = self._config.data
-        encoded = encode(columns, block_bytes=data.block_bytes, allow_pickle=data.pickle)
-        return [self._hold(partition, block) for block in encoded]
-
-    def _hold(self, partition: str, block: EncodedBlock) -> WrittenBlock:
-        handle = f"memory/{secrets.token_hex(8)}"
-        private = [np.array(buffer) for buffer in block.buffers]
-        for buffer in private:
-            buffer.flags.writeable = False
-        stored = StoredBlock(block.header, private)
-        self._blocks[handle] = _Held(stored, partition, time.monotonic())
-        return WrittenBlock(handle, block.fields, block.first_row, block.rows, block.nbytes)
-
-    async def get(
-        self, wanted: Mapping[str, Sequence[Run]], deadline: Deadline, *, copy: bool = True
-    ) -> dict[str, Column]:
-        blocks = self._found(run[0] for runs in wanted.values() for run in runs)
-        return await decoded(wanted, blocks, copy=copy, allow_pickle=self._config.data.pickle)
-
-    async def read_blocks(self, handles: Sequence[str], deadline: Deadline) -> list[Content]:
-        blocks = self._found(handles)
-        return [blocks[handle].content for handle in handles]
-
-    async def write_blocks(
-        self, partition: str, contents: Sequence[Content], deadline: Deadline
+    async def write(
+        self, partition: str, blocks: Sequence[EncodedBlock], deadline: Deadline
     ) -> list[str]:
-        def write() -> list[str]:
-            return [self._hold(partition, encoded(content)).handle for content in contents]
+        light = sum(block.nbytes for block in blocks) <= _LIGHT_BYTES
+        contents = _copies(blocks) if light else await asyncio.to_thread(_copies, blocks)
+        handles = [f"memory/{secrets.token_hex(8)}" for _ in blocks]
+        self._shelf.hold(
+            [
+                (handle, Block(partition, block.nbytes, content))
+                for handle, block, content in zip(handles, blocks, contents, strict=True)
+            ]
+        )
+        return handles
 
-        return await asyncio.to_thread(write)
-
-    def _found(self, handles: Iterable[str]) -> dict[str, StoredBlock]:
-        blocks: dict[str, StoredBlock] = {}
-        missing: list[str] = []
-        for handle in dict.fromkeys(handles):
-            held = self._blocks.get(handle)
-            if held is None:
-                missing.append(handle)
-            else:
-                blocks[handle] = held.block
+    async def read(self, handles: Sequence[str], deadline: Deadline) -> dict[str, Content]:
+        blocks = dict(zip(handles, self._shelf.find(handles), strict=True))
+        missing = [handle for handle, block in blocks.items() if block is None]
         if missing:
             raise DataLostError(f"Blocks are gone: {shorten(missing)}", handles=missing)
-        return blocks
+        return {handle: block.content for handle, block in blocks.items() if block is not None}
 
     async def delete(self, handles: Iterable[str], deadline: Deadline) -> None:
-        for handle in handles:
-            self._blocks.pop(handle, None)
+        self._shelf.drop(handles)
 
     async def unconfirmed(self, older_than: float, deadline: Deadline) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
-        before = time.monotonic() - older_than
-        for handle, held in list(self._blocks.items()):  # puts run in threads
-            if not held.confirmed and held.since < before:
-                found.setdefault(held.partition, []).append(handle)
-        return found
+        return self._shelf.unconfirmed(older_than)
 
     async def confirm(self, handles: Iterable[str], deadline: Deadline) -> None:
-        for handle in handles:
-            held = self._blocks.get(handle)
-            if held is not None:
-                held.confirmed = True
+        self._shelf.confirm(handles)
+
+    async def usage(self, deadline: Deadline) -> list[StoreUsage]:
+        return [StoreUsage("memory", len(self._shelf), self._shelf.used, None)]
 
     async def shutdown(self, deadline: Deadline) -> None:
-        _stores.pop(self._config.redis.namespace, None)
+        _shelves.pop(self._namespace, None)
 
     async def close(self) -> None:
         """Nothing to let go of: the blocks belong to the process."""
+
+
+def _copies(blocks: Sequence[EncodedBlock]) -> list[Content]:
+    contents: list[Content] = []
+    for block in blocks:
+        private = [np.array(buffer) for buffer in block.buffers]
+        for buffer in private:
+            buffer.flags.writeable = False
+        contents.append((block.header, private))
+    return contents

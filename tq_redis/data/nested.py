@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tq_redis.data.devices import to_host
 from tq_redis.data.tensors import dtype_name, from_numpy, to_bytes, to_tensor
 from tq_redis.metadata.schema import FieldSchema
 
@@ -48,7 +49,7 @@ def take_apart(column: torch.Tensor) -> tuple[torch.Tensor, Int64s, Int64s]:
 
 
 def _int64s(tensor: torch.Tensor) -> Int64s:
-    return tensor.cpu().numpy().astype(np.int64, copy=False)
+    return to_host(tensor).numpy().astype(np.int64, copy=False)
 
 
 def jagged_of_values(

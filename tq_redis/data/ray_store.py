@@ -1,4 +1,4 @@
-"""The data plane on Ray: bytes in its object store, kept alive by one store actor per node.
+"""Blocks in Ray's object store, kept alive by one store actor per node.
 
 Life of a block: the producer puts it into the object store of its node (one copy), and the store
 actor of that node takes a view of it. A reader asks that actor for references, gets the block
@@ -16,16 +16,17 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray as untyped_ray
 from ray.exceptions import ObjectLostError
 
 from tq_redis.config import Config
-from tq_redis.data.base import Column, Content, DataPlane, Run, WrittenBlock
-from tq_redis.data.codec import EncodedBlock, StoredBlock, decoded, encode, encoded, is_light
+from tq_redis.data.base import Backend, Content, EncodedBlock, StoreUsage
 from tq_redis.data.ray_door import Doors
 from tq_redis.data.ray_stores import StoreGoneError, Stores, in_thread, running_instances
+from tq_redis.data.together import together
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
     DataLostError,
@@ -36,7 +37,7 @@ from tq_redis.errors import (
     shorten,
 )
 
-__all__ = ["RayDataPlane", "running_instances"]
+__all__ = ["RayBackend", "running_instances"]
 
 ray: Any = untyped_ray  # its own types are partial
 
@@ -50,15 +51,21 @@ _Entry = tuple[str, int, Any, Any]
 """Name, bytes, reference or None, block if there is no reference: what a store holds."""
 
 
-class RayDataPlane(DataPlane):
-    """One process's way to the stores of an instance."""
+class RayBackend(Backend):
+    """One process's way to the stores of an instance.
+
+    Raises:
+        NotInitializedError: this process has not joined Ray.
+    """
+
+    name = "ray"
 
     def __init__(self, config: Config) -> None:
         if not ray.is_initialized():
             raise NotInitializedError(
-                "This process has not joined Ray: call ray.init() first, or set data.backend=memory"
+                "This process has not joined Ray: call ray.init() first, or set data.backend to "
+                "zmq (storage units) or memory"
             )
-        self._config = config
         self._node: str = ray.get_runtime_context().get_node_id()
         self._stores = Stores(config)
         self._doors = Doors(self._stores)
@@ -68,61 +75,29 @@ class RayDataPlane(DataPlane):
             self._node, lambda store: store.describe.remote(), deadline, create=True
         )
 
-    async def put(
-        self, partition: str, columns: Mapping[str, Column], deadline: Deadline
-    ) -> list[WrittenBlock]:
-        data = self._config.data
-
-        def cut() -> list[EncodedBlock]:
-            return encode(columns, block_bytes=data.block_bytes, allow_pickle=data.pickle)
-
-        blocks = cut() if is_light(columns) else await in_thread(deadline, cut)
-        return await self._write(partition, blocks, deadline)
-
-    async def write_blocks(
-        self, partition: str, contents: Sequence[Content], deadline: Deadline
+    async def write(
+        self, partition: str, blocks: Sequence[EncodedBlock], deadline: Deadline
     ) -> list[str]:
-        written = await self._write(partition, list(map(encoded, contents)), deadline)
-        return [block.handle for block in written]
-
-    async def _write(
-        self, partition: str, blocks: list[EncodedBlock], deadline: Deadline
-    ) -> list[WrittenBlock]:
         if sum(block.nbytes for block in blocks) <= SMALL_BYTES:
             named = [(_SMALL + secrets.token_hex(8), block) for block in blocks]
             if await self._doors.hold(self._node, partition, named, deadline):
-                return [self._written(block, name) for name, block in named]
-        ready = await in_thread(deadline, lambda: _put_blocks(blocks))
-        entries = [entry for _, entry in ready]
+                return [self._handle(name) for name, _ in named]
+        entries = await in_thread(deadline, _put_blocks, blocks)
         full = await self._stores.ask(
             self._node,
             lambda store: store.hold.remote(partition, entries, _patience(deadline)),
             deadline,
             create=True,
         )
-        written = [self._written(block, name) for block, (name, *_) in ready]
         if full is not None:
             used, capacity = full
-            size = sum(block.nbytes for block in written)
-            raise _full(size, used, capacity, partition, deadline)
-        return written
+            raise _full(sum(size for _, size, _, _ in entries), used, capacity, partition, deadline)
+        return [self._handle(name) for name, *_ in entries]
 
-    def _written(self, block: EncodedBlock, name: str) -> WrittenBlock:
-        handle = f"{self._node}/{name}"
-        return WrittenBlock(handle, block.fields, block.first_row, block.rows, block.nbytes)
+    def _handle(self, name: str) -> str:
+        return f"ray/{self._node}/{name}"
 
-    async def get(
-        self, wanted: Mapping[str, Sequence[Run]], deadline: Deadline, *, copy: bool = True
-    ) -> dict[str, Column]:
-        handles = dict.fromkeys(run[0] for runs in wanted.values() for run in runs)
-        blocks = await self._fetch(list(handles), deadline)
-        return await decoded(wanted, blocks, copy=copy, allow_pickle=self._config.data.pickle)
-
-    async def read_blocks(self, handles: Sequence[str], deadline: Deadline) -> list[Content]:
-        blocks = await self._fetch(list(dict.fromkeys(handles)), deadline)
-        return [blocks[handle].content for handle in handles]
-
-    async def _fetch(self, handles: list[str], deadline: Deadline) -> dict[str, StoredBlock]:
+    async def read(self, handles: Sequence[str], deadline: Deadline) -> dict[str, Content]:
         """The blocks, adopted by their stores where Ray cannot give the producer's object.
 
         Ray reports the death of a producer, or keeps waiting for it (seen when it dies while a
@@ -153,17 +128,17 @@ class RayDataPlane(DataPlane):
             if how == "find" and all(name.startswith(_SMALL) for name in names):
                 contents = await self._doors.find(node, names, deadline)
                 if contents is not None:
-                    return {f"{node}/{n}": c for n, c in zip(names, contents, strict=True)}
+                    return {f"ray/{node}/{n}": c for n, c in zip(names, contents, strict=True)}
             try:
                 refs = await self._stores.ask(
                     node, lambda store: getattr(store, how).remote(names), deadline
                 )
             except StoreGoneError:
                 refs = [None] * len(names)
-            return {f"{node}/{name}": ref for name, ref in zip(names, refs, strict=True)}
+            return {f"ray/{node}/{name}": ref for name, ref in zip(names, refs, strict=True)}
 
         found: dict[str, Any] = {}
-        for part in await asyncio.gather(*(of_node(*item) for item in _by_node(handles).items())):
+        for part in await together(of_node(*item) for item in _by_node(handles).items()):
             found |= part
         missing = [handle for handle in handles if found[handle] is None]
         if missing:
@@ -174,23 +149,31 @@ class RayDataPlane(DataPlane):
         return found
 
     async def delete(self, handles: Iterable[str], deadline: Deadline) -> None:
-        await self._tell(handles, lambda store, names: store.drop.remote(names), deadline)
+        async def drop(node: str, names: list[str]) -> None:
+            if not await self._doors.drop(node, names, deadline):
+                await self._tell(node, lambda store: store.drop.remote(names), deadline)
+
+        await together(drop(*item) for item in _by_node(handles).items())
 
     async def confirm(self, handles: Iterable[str], deadline: Deadline) -> None:
-        await self._tell(handles, lambda store, names: store.confirm.remote(names), deadline)
+        async def confirm(node: str, names: list[str]) -> None:
+            if not await self._doors.confirm(node, names, deadline):
+                await self._tell(node, lambda store: store.confirm.remote(names), deadline)
 
-    async def _tell(
-        self, handles: Iterable[str], call: Callable[[Any, list[str]], Any], deadline: Deadline
-    ) -> None:
-        """Call the stores of these handles; those that are gone have nothing to do."""
+        await together(confirm(*item) for item in _by_node(handles).items())
 
-        async def node(node: str, names: list[str]) -> None:
-            try:
-                await self._stores.ask(node, lambda store: call(store, names), deadline)
-            except StoreGoneError:
-                return
+    async def _tell(self, node: str, call: Callable[[Any], Any], deadline: Deadline) -> None:
+        """Call the store of a node; one that is gone has nothing to do."""
+        with suppress(StoreGoneError):
+            await self._stores.ask(node, call, deadline)
 
-        await asyncio.gather(*(node(*item) for item in _by_node(handles).items()))
+    async def usage(self, deadline: Deadline) -> list[StoreUsage]:
+        found: list[StoreUsage] = []
+        for node in await self._stores.nodes(deadline):
+            with suppress(StoreGoneError):
+                usage = await self._stores.ask(node, lambda store: store.usage.remote(), deadline)
+                found.append(StoreUsage(f"ray/{node}", *usage))
+        return found
 
     async def unconfirmed(self, older_than: float, deadline: Deadline) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -202,7 +185,7 @@ class RayDataPlane(DataPlane):
             except StoreGoneError:
                 continue
             for partition, blocks in names.items():
-                found.setdefault(partition, []).extend(f"{node}/{block}" for block in blocks)
+                found.setdefault(partition, []).extend(f"ray/{node}/{b}" for b in blocks)
         return found
 
     async def shutdown(self, deadline: Deadline) -> None:
@@ -235,28 +218,27 @@ def _full(
     )
 
 
-def _put_blocks(blocks: Iterable[EncodedBlock]) -> list[tuple[EncodedBlock, _Entry]]:
+def _put_blocks(blocks: Iterable[EncodedBlock]) -> list[_Entry]:
     room = SMALL_BYTES
-    ready: list[tuple[EncodedBlock, _Entry]] = []
+    ready: list[_Entry] = []
     for block in blocks:
-        content = block.header, block.buffers
         if block.nbytes <= room:
             room -= block.nbytes
-            ready.append((block, (_SMALL + secrets.token_hex(8), block.nbytes, None, content)))
+            ready.append((_SMALL + secrets.token_hex(8), block.nbytes, None, block.content))
         else:
-            ready.append((block, (secrets.token_hex(8), block.nbytes, ray.put(content), None)))
+            ready.append((secrets.token_hex(8), block.nbytes, ray.put(block.content), None))
     return ready
 
 
 def _by_node(handles: Iterable[str]) -> dict[str, list[str]]:
     nodes: dict[str, list[str]] = {}
     for handle in handles:
-        node, _, name = handle.partition("/")
+        node, _, name = handle.removeprefix("ray/").partition("/")
         nodes.setdefault(node, []).append(name)
     return nodes
 
 
-async def _arrived(found: Mapping[str, Any], wait_s: float) -> dict[str, StoredBlock]:
+async def _arrived(found: Mapping[str, Any], wait_s: float) -> dict[str, Content]:
     """The blocks that a store sent or that arrive in time; the others are left out."""
     futures: dict[str, asyncio.Future[Any]] = {
         handle: asyncio.wrap_future(ref.future())
@@ -267,12 +249,12 @@ async def _arrived(found: Mapping[str, Any], wait_s: float) -> dict[str, StoredB
         _, late = await asyncio.wait(futures.values(), timeout=wait_s)
         for future in late:
             future.cancel()
-    blocks: dict[str, StoredBlock] = {}
+    blocks: dict[str, Content] = {}
     for handle, block in found.items():
         if handle not in futures:
-            blocks[handle] = StoredBlock(*block)
+            blocks[handle] = block
         elif not _is_lost(futures[handle]):
-            blocks[handle] = StoredBlock(*futures[handle].result())
+            blocks[handle] = futures[handle].result()
     return blocks
 
 

@@ -26,8 +26,6 @@ from tq_redis.deadline import Deadline
 from tq_redis.errors import DeadlineError, StoreFullError
 
 ray: Any = untyped_ray  # its own types are partial
-# A store imports neither tq_redis nor torch: it starts in a second and needs neither on its node.
-ray.cloudpickle.register_pickle_by_value(ray_actor)
 
 RAY_NAMESPACE = "tq_redis"
 _RETRY_S = 0.05
@@ -104,7 +102,11 @@ class Stores:
             max_restarts=0,
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(msgspec.json.encode(self._config).decode(), self._config.idle_ttl_s)
+        ).remote(
+            msgspec.json.encode(self._config).decode(),
+            self._config.idle_ttl_s,
+            self._config.data.curve,
+        )
 
 
 def running_instances(timeout: float = 5.0) -> dict[str, str]:

@@ -9,6 +9,8 @@ import numpy.typing as npt
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from tq_redis.data.devices import to_host
+
 Bytes = npt.NDArray[np.uint8]
 
 _DTYPE_NAMES = (
@@ -50,9 +52,10 @@ def item_bytes(dtype: str) -> int:
 def to_bytes(tensor: torch.Tensor) -> Bytes:
     """The elements of a dense tensor in C order, as a flat uint8 array.
 
-    It shares memory with a contiguous CPU tensor; others are copied.
+    It shares memory with a contiguous CPU tensor; others are copied. See
+    :func:`~tq_redis.data.devices.to_host` for what a copy from a device waits for.
     """
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    plain = to_host(tensor.detach()).resolve_conj().resolve_neg().contiguous()
     flat = plain.as_strided((plain.numel(),), (1,))
     return flat.view(torch.uint8).numpy()
 
@@ -84,4 +87,9 @@ def to_tensor(data: Bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     flat = data.reshape(-1)
     if not flat.flags.writeable:
         flat = np.asarray(_Writable(flat))
-    return from_numpy(flat).view(_DTYPES[dtype]).view(shape)
+    return of_bytes(from_numpy(flat), dtype, shape)
+
+
+def of_bytes(flat: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
+    """A view of flat uint8 memory, of any device, as a tensor."""
+    return flat.view(_DTYPES[dtype]).view(shape)

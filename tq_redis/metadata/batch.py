@@ -37,10 +37,13 @@ class BatchMeta(Described, Attached):
         read_only: the holder must not write to the samples: another rank of its group, which has
             the same rows, does.
         claims: the claim under which each row is leased, or one for all; None where none is.
+        task: the task for which all rows were claimed, with a lease or without; None: several, or
+            none. What is put with this metadata is noted as that task's work, which the task may
+            do again if the bytes are lost.
 
     Raises:
-        InputError: lengths differ, a claim is not a :class:`Claim`, or the form of a field not a
-            :class:`FieldSchema`.
+        InputError: lengths differ, a claim is not a :class:`Claim`, the form of a field not a
+            :class:`FieldSchema`, or a task not a name.
     """
 
     __slots__ = (
@@ -53,6 +56,7 @@ class BatchMeta(Described, Attached):
         "partition_ids",
         "production_status",
         "read_only",
+        "task",
     )
 
     def __init__(
@@ -67,6 +71,7 @@ class BatchMeta(Described, Attached):
         padding: int = 0,
         read_only: bool = False,
         claims: Claims = None,
+        task: str | None = None,
     ) -> None:
         # Plain integers, also where an array or a tensor was given.
         self.global_indexes = list(map(operator.index, global_indexes))
@@ -86,6 +91,7 @@ class BatchMeta(Described, Attached):
         self.padding = padding
         self.read_only = read_only
         self.claims = claim_of_each(claims, size)
+        self.task = task
         lengths = {
             "partition_ids": len(self.partition_ids),
             "production_status": len(self.production_status),
@@ -95,6 +101,9 @@ class BatchMeta(Described, Attached):
         for name, length in lengths.items():
             if length != size:
                 raise InputError(f"{name} has {length} entries for {size} samples")
+        given: Any = task
+        if given is not None and not (isinstance(given, str) and given):
+            raise InputError(f"task must be a name or None, got {task!r}")
         if not 0 <= padding <= size:
             raise InputError(f"padding must lie between 0 and {size}, got {padding}")
 
@@ -225,8 +234,9 @@ class BatchMeta(Described, Attached):
     def concat(cls, metas: Sequence[BatchMeta]) -> BatchMeta:
         """The same fields, more rows. Empty batches are passed over, padding rows dropped.
 
-        The result is read-only if a part is. Parts are always checked against each other;
-        transfer_queue's ``validate=False`` does not exist.
+        The result is read-only if a part is, and has a task if all parts were claimed for that one.
+        Parts are always checked against each other; transfer_queue's ``validate=False`` does not
+        exist.
 
         Raises:
             InputError: fields or dtypes differ, or ``extra_info`` has two values for one name.
@@ -237,6 +247,7 @@ class BatchMeta(Described, Attached):
         if not parts:
             return cls.empty(info)
         schema = functools.reduce(merge_schemas, [part.field_schema for part in parts])
+        tasks = {part.task for part in parts}
         return cls(
             [sample for part in parts for sample in part.global_indexes],
             [name for part in parts for name in part.partition_ids],
@@ -246,6 +257,7 @@ class BatchMeta(Described, Attached):
             [tags for part in parts for tags in part.custom_meta],
             read_only=any(part.read_only for part in parts),
             claims=[claim for part in parts for claim in part.claims],
+            task=tasks.pop() if len(tasks) == 1 else None,
         )
 
     # Fields
@@ -276,8 +288,8 @@ class BatchMeta(Described, Attached):
     def union(self, other: BatchMeta) -> BatchMeta:
         """The same rows, more fields. ``other`` wins where both say something, but for claims.
 
-        A row is ready if it is on both sides; the result is read-only if one side is. Of an empty
-        batch and another, it is a copy of the other.
+        A row is ready if it is on both sides; the result is read-only if one side is. Claimed for
+        two tasks, it has none. Of an empty batch and another, it is a copy of the other.
 
         Raises:
             InputError: the rows differ, stand in another order, or not the same ones are padding.
@@ -301,6 +313,8 @@ class BatchMeta(Described, Attached):
         both.update_custom_meta(copy.deepcopy(other.custom_meta))
         both.read_only = self.read_only or other.read_only
         both.claims = [a or b for a, b in zip(self.claims, other.claims, strict=True)]
+        tasks = {self.task, other.task} - {None}
+        both.task = tasks.pop() if len(tasks) == 1 else None
         return both
 
     def copy(self) -> BatchMeta:
@@ -324,6 +338,7 @@ class BatchMeta(Described, Attached):
             padding=sum(filling),
             read_only=self.read_only,
             claims=[self.claims[row] for row in rows],
+            task=self.task,
         )
 
     def _state(self) -> tuple[Any, ...]:
@@ -339,6 +354,7 @@ class BatchMeta(Described, Attached):
             self.padding,
             self.read_only,
             pack_claims(self.claims),
+            self.task,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -355,6 +371,7 @@ def _restore(
     padding: int,
     read_only: bool,
     claims: PackedClaims | None,
+    task: str | None,
 ) -> BatchMeta:
     flags = None if status is None else np.frombuffer(status, np.int8)
     rows = unpack_claims(claims)
@@ -368,4 +385,5 @@ def _restore(
         padding=padding,
         read_only=read_only,
         claims=rows,
+        task=task,
     )

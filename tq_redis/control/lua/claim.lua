@@ -80,10 +80,9 @@ if not prepared_index() then
 end
 
 -- 1. Was it drawn before?
-local drawn = args.draw and redis.call('HGET', key('draws', task), args.draw)
+local drawn = args.draw and recall_draw(task, args.draw)
 if drawn then
-  local found = cjson.decode(drawn)
-  local number, ids = string.format('%d', found.claim), expand(found.ids)
+  local number, ids = string.format('%d', drawn.claim), expand(drawn.ids)
   local _, missing = known_and_unknown(ids)
   if #missing > 0 then
     return refuse('unknown', missing)

@@ -7,6 +7,7 @@
 --          these rows inside the block, its number if an earlier step named it, else 0}
 --          schema: {field, JSON, field, JSON, ...}
 --          tags: {{name, JSON per row...}}; an empty string leaves that row's tag as it is
+--          optional task: who wrote the blocks
 -- Returns  code ok: ids (ranges), freed (handles to free), created (the partition is new),
 --          blocks (the number of each)
 --          nothing was written: code no_partition | gone (an earlier step's block) | unknown
@@ -144,7 +145,7 @@ for b, block in ipairs(args.blocks) do
   end
   if is_new then
     redis.call('HSET', key('blocks'), number,
-      cjson.encode({ handle = handle, bytes = bytes, dtypes = dtype_of }))
+      cjson.encode({ handle = handle, bytes = bytes, dtypes = dtype_of, task = args.task }))
     redis.call('HINCRBY', P, 'bytes', bytes)
   end
   redis.call('HINCRBY', key('live'), number, count * #fields)

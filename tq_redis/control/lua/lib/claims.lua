@@ -120,16 +120,73 @@ local function forget_draw(task, number, claim)
   end
 end
 
+-- {claim (number), ids (ranges)} of a draw that was made. It is forgotten, and nil, if bytes were lost
+-- since and its task is to work on some of its rows again.
+local function recall_draw(task, name)
+  local text = redis.call('HGET', key('draws', task), name)
+  local drawn = text and cjson.decode(text)
+  if not drawn or redis.call('HEXISTS', P, 'lost') == 0 then
+    return drawn
+  end
+  local known = known_and_unknown(expand(drawn.ids))
+  local _, again = held(task, string.format('%d', drawn.claim), known, 'leased', 'consumed')
+  if #again == 0 then
+    return drawn
+  end
+  redis.call('HDEL', key('draws', task), name)
+end
+
+-- A task's work on rows was lost: whoever consumed or holds them, they may be claimed again. Returns
+-- those that can be, and those that cannot, since they were set aside. A delivery that did not end in
+-- an acknowledgement stays counted.
+local function work_again(task, ids)
+  local records, open, again, by_claim = lookup('HMGET', key('task', task), ids), {}, {}, {}
+  local aside = {}
+  for i = 1, #ids do
+    local state, number = string.match(records[i] or '', '^(%a+):(%d+)')
+    if not state then
+      open[#open + 1] = ids[i]
+    elseif state == 'aside' then
+      aside[#aside + 1] = ids[i]
+    else
+      by_claim[number] = by_claim[number] or { rows = {}, leased = 0 }
+      local part = by_claim[number]
+      part.rows[#part.rows + 1] = ids[i]
+      part.leased = part.leased + (state == 'leased' and 1 or 0)
+    end
+  end
+  for number, part in pairs(by_claim) do
+    local claim = claim_of(task, number)
+    -- A share that no rank has asked for yet is still to be worked on.
+    local list = claim and not redis.call('ZSCORE', key('leases', task), number) and again or open
+    for _, id in ipairs(part.rows) do
+      list[#list + 1] = id
+    end
+    if claim and list == open then
+      forget_draw(task, number, claim)
+      claim.draw = nil
+      shrink_claim(task, number, claim, part.leased)
+    end
+  end
+  drop_records(task, open)
+  give_back(task, open)
+  for _, id in ipairs(open) do
+    again[#again + 1] = id
+  end
+  return again, aside
+end
+
 -- Take back the rows of claims whose lease has run out, about `most` rows; true if there are more.
 local function expire_due(task, most)
   local due = redis.call('ZRANGEBYSCORE', key('leases', task), '-inf', lease_clock(),
     'LIMIT', 0, DUE_CLAIMS)
-  local rows = 0
+  local rows, more = 0, #due == DUE_CLAIMS
   for i, number in ipairs(due) do
     local claim = claim_of(task, number)
     rows = rows + claim.rows
     if i > 1 and rows > most then
-      return true
+      more = true
+      break
     end
     local mine = held(task, number, expand(claim.ids), 'leased')
     return_rows(task, number, claim, mine)
@@ -137,7 +194,10 @@ local function expire_due(task, most)
     forget_draw(task, number, claim)
     event('expire', 'task', task, 'rows', #mine)
   end
-  return #due == DUE_CLAIMS
+  if #due > 0 then
+    touch() -- keys of indexes that were empty are made anew
+  end
+  return more
 end
 
 -- Milliseconds until a lease of the task runs out; -1: there is none.

@@ -1,0 +1,173 @@
+"""What a store and its clients say to each other.
+
+A message is a msgpack header, then the buffers of the blocks that it names, each in a frame of its
+own, so that none is copied into another one. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tq_redis.store.shelf import Content
+
+# Bytes of a message that libzmq keeps in memory of its own for certain.
+_OWN_MEMORY = 64 << 10
+
+
+class Parcel(msgspec.Struct, frozen=True, array_like=True):
+    """One block in a message: its header, and the dtypes of the buffers that follow."""
+
+    header: bytes
+    dtypes: list[str]
+
+
+class Hold(msgspec.Struct, frozen=True, tag=True):
+    """Keep blocks, all or none. Safe to repeat.
+
+    Attributes:
+        ticket: of a :class:`Reserve` before it; 0: there was none.
+    """
+
+    partition: str
+    names: list[str]
+    parcels: list[Parcel]
+    ticket: int = 0
+
+
+class Reserve(msgspec.Struct, frozen=True, tag=True):
+    """Make room for blocks, and wait up to ``wait_s`` seconds for it. Who does not come with the
+    blocks within ``keep_s`` seconds loses it."""
+
+    nbytes: int
+    wait_s: float
+    keep_s: float
+
+
+class Find(msgspec.Struct, frozen=True, tag=True):
+    """Send blocks."""
+
+    names: list[str]
+
+
+class Drop(msgspec.Struct, frozen=True, tag=True):
+    """Forget blocks; all of them where no names are given."""
+
+    names: list[str] | None = None
+
+
+class Confirm(msgspec.Struct, frozen=True, tag=True):
+    """Redis names these blocks."""
+
+    names: list[str]
+
+
+class ListUnconfirmed(msgspec.Struct, frozen=True, tag=True):
+    """Name the blocks held for more than ``older_than`` seconds and not confirmed."""
+
+    older_than: float
+
+
+class Measure(msgspec.Struct, frozen=True, tag=True):
+    """Say how much is kept."""
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """It was done."""
+
+
+class Full(msgspec.Struct, frozen=True, tag=True):
+    """There is no room now.
+
+    Attributes:
+        used, capacity: bytes.
+    """
+
+    used: int
+    capacity: int
+
+
+class Ticket(msgspec.Struct, frozen=True, tag=True):
+    """Room was made."""
+
+    number: int
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """Blocks, None where there is none."""
+
+    parcels: list[Parcel | None]
+
+
+class Unconfirmed(msgspec.Struct, frozen=True, tag=True):
+    """Names of blocks, by partition."""
+
+    names: dict[str, list[str]]
+
+
+class Usage(msgspec.Struct, frozen=True, tag=True):
+    """What a store keeps.
+
+    Attributes:
+        blocks: how many.
+        used: bytes they take.
+        capacity: bytes they may take; None: no limit.
+    """
+
+    blocks: int
+    used: int
+    capacity: int | None
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """That was no request of ours."""
+
+    reason: str
+
+
+Request = Hold | Reserve | Find | Drop | Confirm | ListUnconfirmed | Measure
+Reply = Done | Full | Ticket | Found | Unconfirmed | Usage | Refused
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_reply = msgspec.msgpack.Decoder(Reply).decode
+
+
+def pack(contents: Iterable[Content]) -> tuple[list[Parcel], list[Any]]:
+    """Blocks as parcels, and the buffers that follow the header, in this order."""
+    parcels: list[Parcel] = []
+    frames: list[Any] = []
+    for header, buffers in contents:
+        parcels.append(Parcel(header, [buffer.dtype.str for buffer in buffers]))
+        frames.extend(buffers)
+    return parcels, frames
+
+
+def unpack(parcels: Iterable[Parcel | None], frames: Sequence[Any]) -> list[Content | None]:
+    """Inverse of :func:`pack`, on the frames that pyzmq received without copying.
+
+    Raises:
+        ValueError: there are not as many frames as the parcels say, or they have another size.
+    """
+    left = iter(frames)
+    contents: list[Content | None] = []
+    for parcel in parcels:
+        if parcel is None:
+            contents.append(None)
+            continue
+        buffers = [np.frombuffer(_next(left), dtype) for dtype in parcel.dtypes]
+        contents.append((parcel.header, buffers))
+    if next(left, None) is not None:
+        raise ValueError("More buffers came than the message names")
+    return contents
+
+
+def _next(frames: Iterator[Any]) -> Any:
+    frame = next(frames, None)
+    if frame is None:
+        raise ValueError("Fewer buffers came than the message names")
+    # libzmq cuts small messages out of one buffer, unaligned, and none frees it before all do.
+    return frame.buffer if len(frame) >= _OWN_MEMORY else frame.bytes
