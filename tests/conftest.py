@@ -39,7 +39,7 @@ os.environ[PROCESS_MARK] = uuid.uuid4().hex
 # The keys that may stay after a test. They must carry a TTL as well.
 KEYS_WITH_A_LIFETIME = (
     r"tq:[^:{}]+:(next_sample|counted_by)",
-    r"tq:[^:{}]+:shards",
+    r"tq:[^:{}]+:(shards|settings)",
     r"tq:[^:{}]+:owner",  # seconds; of an instance that other tests of the module share
     r"tq:[^:{}]+:\{.*\}:req:.+",
 )

@@ -1,8 +1,9 @@
-"""The command ``tq-redis``: how a queue stands, in a terminal."""
+"""The command ``tq-redis``: how a queue stands, and its storage units."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from tq_redis.control.shards import Shards
 from tq_redis.control.standing import Standing, Waiter, standing_of
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError, TQError
+from tq_redis.storage_unit import StorageUnit
 
 _LISTED = 20
 
@@ -24,7 +26,7 @@ _LISTED = 20
 @click.group()
 @click.version_option(package_name="tq_redis")
 def main() -> None:
-    """Look at a tq_redis queue."""
+    """Look at a tq_redis queue, and run its storage units."""
 
 
 @main.command()
@@ -46,6 +48,60 @@ def status(
         asyncio.run(_show(redis, partition, missing, Deadline(timeout)))
     except TQError as error:
         raise click.ClickException(str(error)) from error
+
+
+@main.command("storage-unit")
+@click.option("--url", help="Redis address [default: $TQ_REDIS_URL].")
+@click.option("--namespace", help="Of the run [default: $TQ_REDIS_NAMESPACE, else 'default'].")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address of this machine to listen at; clients on others need one that they reach.",
+)
+@click.option("--port", default=0, show_default=True, help="0: one that is free.")
+@click.option("--advertise", help="Name of this machine for clients, where --host is not it.")
+@click.option("--capacity", default=4.0, show_default=True, help="GiB that it may keep.")
+@click.option("--curve", is_flag=True, help="Encrypt what travels, with a key made now.")
+def storage_unit(
+    url: str | None,
+    namespace: str | None,
+    host: str,
+    port: int,
+    advertise: str | None,
+    capacity: float,
+    curve: bool,
+) -> None:
+    """Keep columns that are routed to zmq in this process's memory, until it is ended.
+
+    Start it before or after the training, as often as there is memory for: clients find every unit
+    in Redis.
+    """
+    redis = {name: value for name, value in {"url": url, "namespace": namespace}.items() if value}
+    try:
+        config = load_config({"redis": redis})
+        unit = StorageUnit(
+            config,
+            host=host,
+            port=port,
+            advertise=advertise,
+            capacity=int(capacity * (1 << 30)),
+            curve=curve,
+        )
+        click.echo(
+            f"Storage unit {unit.id} of namespace {config.redis.namespace} at "
+            f"{unit.server.address.endpoint}, {capacity:g} GiB. Ctrl-C or SIGTERM ends it."
+        )
+        asyncio.run(_serve(unit))
+    except TQError as error:
+        raise click.ClickException(str(error)) from error
+
+
+async def _serve(unit: StorageUnit) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    await unit.run(stop)
 
 
 async def _show(

@@ -76,6 +76,11 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The backends that fields may be kept in."""
         return {self.backend, *self.routes.values()}
 
+    @property
+    def needs_ray(self) -> bool:
+        """Whether the process that starts an instance must be in Ray."""
+        return "ray" in self.backends or ("zmq" in self.backends and self.units > 0)
+
 
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All settings of one instance.

@@ -12,7 +12,7 @@ from contextlib import suppress
 import msgspec
 
 from tq_redis.client.kv import AsyncKVClient
-from tq_redis.config import Config
+from tq_redis.config import Config, RedisConfig
 from tq_redis.control.keys import Keys
 from tq_redis.control.owner import RENEW_S, Ownership
 from tq_redis.control.plane import ControlPlane
@@ -53,6 +53,27 @@ async def _meet(
     await connection.check_server(deadline, namespace=namespace, own=own)
     if await connection.learn(Keys(namespace), deadline):
         await connection.check_server(deadline, namespace=namespace)
+
+
+async def published(config: Config) -> Config | None:
+    """The settings of the instance that runs in this namespace, as its owner wrote them into Redis
+    for processes that do not see its Ray job; None if there is none.
+
+    Raises:
+        ConfigError: the namespace has its partitions on other servers.
+        ServerUnavailableError, AuthenticationError: Redis cannot be used.
+    """
+    connection, keys = Shards(config.redis), Keys(config.redis.namespace)
+    deadline = Deadline(_CONTACT_S)
+    try:
+        await connection.learn(keys, deadline)
+        text = await connection.command("GET", keys.settings, deadline=deadline)
+    finally:
+        await connection.close()
+    if text is None:
+        return None
+    settings = msgspec.json.decode(text, type=Config)
+    return msgspec.structs.replace(settings, redis=config.redis)
 
 
 class Instance:
@@ -138,6 +159,9 @@ class Instance:
             self._upkeep.cancel()
             try:
                 await self._clear(await self.core.get_partition_list(timeout=_CONTACT_S))
+                await self._connection.command(
+                    "DEL", self._keys.settings, deadline=Deadline(_CONTACT_S)
+                )
                 await self._connection.withdraw(self._keys, Deadline(_CONTACT_S))
                 await self._ownership.give_up(Deadline(_CONTACT_S))
             except ServerError as error:
@@ -161,7 +185,12 @@ class Instance:
 
     async def _publish(self, deadline: Deadline) -> None:
         # Outlives every partition, as the counters of sample ids do.
-        await self._connection.publish(self._keys, 2 * self.config.idle_ttl_s, deadline)
+        lifetime_s = 2 * self.config.idle_ttl_s
+        await self._connection.publish(self._keys, lifetime_s, deadline)
+        # Without addresses and passwords: who reads this has its own.
+        shown = msgspec.structs.replace(self.config, redis=RedisConfig())
+        words = ("SET", self._keys.settings, msgspec.json.encode(shown), "EX", lifetime_s)
+        await self._connection.command(*words, deadline=deadline)
 
     async def _clear(self, partitions: list[str]) -> None:
         for name in partitions:

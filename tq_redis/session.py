@@ -17,7 +17,7 @@ from tq_redis.client.sync import Client
 from tq_redis.config import Config, load_config, namespace_asked_for
 from tq_redis.control.keys import Keys
 from tq_redis.errors import ConfigError, NotInitializedError, ServerUnavailableError
-from tq_redis.instance import Instance, choose, contact_server, require_same_server
+from tq_redis.instance import Instance, choose, contact_server, published, require_same_server
 from tq_redis.redis_server import EmbeddedServer, find_redis_cli, start_server
 
 
@@ -39,9 +39,10 @@ _forked = False
 def init(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> Config:
     """Make this process a client.
 
-    Attaches to the instance that runs in this Ray job. Where there is none, starts one: with the
-    Redis at ``redis.url`` (or ``TQ_REDIS_URL``), else with an embedded server. The process that
-    starts an instance owns it: its :func:`close` ends the stores and removes the keys.
+    Attaches to the instance that runs in this Ray job, or, where no field is kept in Ray's object
+    store (``data.backend``), to the one of this namespace in Redis. Where there is none, starts
+    one: with the Redis at ``redis.url`` (or ``TQ_REDIS_URL``), else with an embedded server. The
+    process that starts an instance owns it: its :func:`close` ends the stores and removes the keys.
 
     Args:
         conf: settings; :class:`tq_redis.Config` names them all. With settings, only an instance
@@ -95,7 +96,8 @@ def close() -> None:
 
 
 def get_client() -> Client:
-    """The client of this process; attaches to the instance of this Ray job if need be.
+    """The client of this process; attaches if need be: to the instance of this Ray job, outside
+    Ray to that of ``TQ_REDIS_NAMESPACE`` in the Redis at ``TQ_REDIS_URL``.
 
     Raises:
         NotInitializedError: there is no instance to attach to.
@@ -103,11 +105,11 @@ def get_client() -> Client:
     global _session
     with _lock:
         if _session is None:
-            running = _running()
-            found = choose(running, namespace_asked_for(None))
+            found = choose(_running(), namespace_asked_for(None)) or _published(load_config())
             if found is None:
                 raise NotInitializedError(
-                    "No queue runs in this Ray job. Call tq_redis.init() in the driver first."
+                    "No queue runs in this Ray job. Call tq_redis.init() in the driver first; "
+                    "outside Ray, set TQ_REDIS_URL (and TQ_REDIS_NAMESPACE) to those of the queue."
                 )
             _session = _attach(found, may_own=False)
         return _session.client
@@ -128,28 +130,36 @@ def progress_command(partition: str) -> str:
 
 def _open(conf: Mapping[str, Any] | DictConfig | Config | None) -> _Session:
     config = load_config(conf)
-    if config.data.backend == "memory":
+    if config.data.backends == {"memory"}:
         return _start(config)
-    started_ray = _ensure_ray()
+    started_ray = config.data.needs_ray and _ensure_ray()
     try:
-        found = choose(_running(), namespace_asked_for(conf))
-        if found is not None:
-            require_same_server(config, found)
-            try:
-                session = _attach(found, may_own=conf is not None)
-            except ServerUnavailableError:
-                # Its embedded server died with its owner, so its state is gone for good.
-                if config.redis.url is not None:  # require_same_server has compared them
-                    raise
-                session = _start(config)
-        else:
-            session = _start(config)
+        session = _join_or_start(config, conf)
     except BaseException:
         if started_ray:
             _ray().shutdown()
         raise
     session.started_ray = started_ray
     return session
+
+
+def _join_or_start(
+    config: Config, conf: Mapping[str, Any] | DictConfig | Config | None
+) -> _Session:
+    if "ray" in config.data.backends:
+        found = choose(_running(), namespace_asked_for(conf))
+    else:
+        found = _published(config)
+    if found is None:
+        return _start(config)
+    require_same_server(config, found)
+    try:
+        return _attach(found, may_own=conf is not None)
+    except ServerUnavailableError:
+        # Its embedded server died with its owner, so its state is gone for good.
+        if config.redis.url is not None:  # require_same_server has compared them
+            raise
+        return _start(config)
 
 
 def _start(config: Config) -> _Session:
@@ -206,6 +216,17 @@ def _running() -> dict[str, str]:
     from tq_redis.data.ray_stores import running_instances
 
     return running_instances()
+
+
+def _published(config: Config) -> Config | None:
+    """The instance of this namespace, as its owner wrote it into Redis."""
+    if config.redis.url is None:
+        return None
+    portal = Portal()
+    try:
+        return portal.run(published(config))
+    finally:
+        portal.stop()
 
 
 def _ensure_ray() -> bool:

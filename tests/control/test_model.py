@@ -384,7 +384,8 @@ class PartitionMachine(RuleBasedStateMachine):
     def mark_lost(self, data: st.DataObject, fields: list[str]) -> None:
         """Some blocks are gone; a reader of some rows and fields has met that."""
         before = self.model.used()
-        names = st.sampled_from(sorted(before))
+        # As they were written: their names are random.
+        names = st.sampled_from([name for name in self.model.writers if name in before])
         gone = data.draw(st.lists(names, min_size=1, max_size=3, unique=True))
         ids = [10**6, *self.rows] if data.draw(st.booleans()) else self._some(data)
         lost = self.run(self.plane.mark_lost("p", ids, fields, gone, soon()))

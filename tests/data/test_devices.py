@@ -22,7 +22,7 @@ from tests.data.same import assert_same
 from tq_redis.data import pieces
 from tq_redis.data.codec import StoredBlock, encode
 from tq_redis.data.devices import in_time
-from tq_redis.data.pieces import Part, joined, joined_on
+from tq_redis.data.pieces import Memory, Part, joined, joined_on
 from tq_redis.deadline import Deadline
 
 ROOT = Path(__file__).parents[2]
@@ -97,7 +97,7 @@ def test_pieces_of_any_size_hold_the_rows_of_the_whole(
         found = joined_on(torch.device("cpu"), cut, row_bytes)
     rows = [row for part in parts for first, count in part for row in data[first : first + count]]
     assert found.numpy().tobytes() == b"".join(row.tobytes() for row in rows)
-    assert joined(cut, row_bytes, copy=True).tobytes() == found.numpy().tobytes()
+    assert joined(cut, row_bytes, copy=True, memory=Memory()).tobytes() == found.numpy().tobytes()
 
 
 def test_a_block_says_where_its_fields_came_from() -> None:

@@ -59,6 +59,11 @@ GLOSSARY = (
         "JSON: the servers that share the namespace, without passwords, and which of them this is",
     ),
     Key("tq:<ns>:partitions", "set", "names of partitions"),
+    Key(
+        "tq:<ns>:settings",
+        "string",
+        "JSON: the settings of the instance, without addresses, for processes outside its Ray job",
+    ),
     Key("tq:<ns>:units", "set", "storage units"),
     Key(
         "tq:<ns>:unit:<id>",
@@ -224,6 +229,10 @@ class Keys:
     @property
     def partitions(self) -> str:
         return f"{self._root}:partitions"
+
+    @property
+    def settings(self) -> str:
+        return f"{self._root}:settings"
 
     @property
     def units(self) -> str:

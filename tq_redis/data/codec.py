@@ -19,7 +19,7 @@ from tq_redis.data.base import Column, Content, EncodedBlock, Run
 from tq_redis.data.columns import Buffer, Cuttable, check_columns, cuttable
 from tq_redis.data.devices import callers_stream, in_time
 from tq_redis.data.gather import Gatherer, Source
-from tq_redis.data.nested import Int64s, tensor_schema
+from tq_redis.data.nested import tensor_schema
 from tq_redis.data.spans import Span, spans_of
 from tq_redis.data.values import UnsupportedValueError
 from tq_redis.deadline import Deadline
@@ -110,9 +110,9 @@ def encode(
 ) -> list[EncodedBlock]:
     """Check the columns of a put and cut them into blocks.
 
-    Fields of one group that take up to ``block_bytes`` together become one block. Larger ones get
-    blocks of about that size for each field, so that a reader pulls only the fields and rows that
-    it needs.
+    Neighbouring fields that take up to ``block_bytes`` together become one block; a larger field
+    is cut by rows into several. So a reader pulls little that it does not need, and there are few
+    blocks.
 
     Args:
         group_of: fields with different answers never share a block.
@@ -125,15 +125,26 @@ def encode(
     for field, column in columns.items():
         ready = cuttable(field, column, allow_pickle=allow_pickle)
         groups.setdefault(group_of(field), {})[field] = ready
-    blocks: list[EncodedBlock] = []
-    for group in groups.values():
-        if sum(int(column.ends[-1]) for column in group.values()) <= block_bytes:
-            blocks.append(_block(group, 0, rows))
-            continue
-        for field, column in group.items():
-            cuts = _cuts(column.ends, block_bytes)
-            blocks += [_block({field: column}, first, last) for first, last in cuts]
-    return blocks
+    return [
+        _block(part, first, last)
+        for group in groups.values()
+        for part in _parts(group, block_bytes)
+        for first, last in _cuts(part, rows, block_bytes)
+    ]
+
+
+def _parts(group: Mapping[str, Cuttable], block_bytes: int) -> list[dict[str, Cuttable]]:
+    """Neighbouring fields that fit into one block together; a large field alone."""
+    parts: list[dict[str, Cuttable]] = []
+    room = 0
+    for field, column in group.items():
+        nbytes = int(column.ends[-1])
+        if nbytes > room or not parts:
+            parts.append({})
+            room = block_bytes
+        parts[-1][field] = column
+        room -= nbytes
+    return parts
 
 
 def is_light(columns: Mapping[str, Column]) -> bool:
@@ -179,10 +190,13 @@ async def decoded(
     return await in_time(deadline, now)
 
 
-def _cuts(ends: Int64s, block_bytes: int) -> list[tuple[int, int]]:
-    """Where to cut rows with these ends into blocks of about equal size."""
+def _cuts(part: Mapping[str, Cuttable], rows: int, block_bytes: int) -> list[tuple[int, int]]:
+    """Where to cut a part by rows, into blocks of about equal size; only a large field is."""
+    ends = next(iter(part.values())).ends
     total = int(ends[-1])
-    blocks = -(-total // block_bytes) or 1
+    if len(part) > 1 or total <= block_bytes:
+        return [(0, rows)]
+    blocks = -(-total // block_bytes)
     limits = [total * (block + 1) // blocks for block in range(blocks)]
     lasts = np.unique(np.maximum(np.searchsorted(ends, limits, side="right"), 1))
     lasts[-1] = len(ends)

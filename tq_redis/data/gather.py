@@ -19,7 +19,7 @@ from tq_redis.data.nested import (
     offsets_of,
     strided_of_rows,
 )
-from tq_redis.data.pieces import Part, joined, joined_on
+from tq_redis.data.pieces import Memory, Part, joined, joined_on
 from tq_redis.data.spans import Span, expand
 from tq_redis.data.tensors import Bytes, item_bytes, of_bytes, to_tensor
 from tq_redis.data.values import ValueDecoder
@@ -59,6 +59,7 @@ class Gatherer:
     ) -> None:
         self._copy = copy
         self._device = device
+        self._memory = Memory()
         self._values = ValueDecoder(allow_pickle=allow_pickle)
         self._offsets: dict[bytes, torch.Tensor] = {}
 
@@ -128,7 +129,9 @@ class Gatherer:
         self, parts: list[Part], row_bytes: int, dtype: str, shape: tuple[int, ...]
     ) -> torch.Tensor:
         if self._device is None:
-            return to_tensor(joined(parts, row_bytes, copy=self._copy), dtype, shape)
+            return to_tensor(
+                joined(parts, row_bytes, copy=self._copy, memory=self._memory), dtype, shape
+            )
         return of_bytes(joined_on(self._device, parts, row_bytes), dtype, shape)
 
     def _rows(self, source: Source) -> list[Any]:

@@ -17,6 +17,9 @@ _PIECE_BYTES = 16 << 20
 rounds pinned memory up to powers of two."""
 
 
+_SHARED_BYTES, _CHUNK_BYTES, _ALIGNMENT = 1 << 20, 64 << 20, 64
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Runs of rows of ``data`` (rows, bytes a row), ``rows`` in all."""
@@ -27,16 +30,40 @@ class Part:
     rows: int
 
 
-def joined(parts: Sequence[Part], row_bytes: int, *, copy: bool) -> Bytes:
+class Memory:
+    """Private memory for the columns of one get.
+
+    Columns of a few megabytes share an allocation: fresh memory costs a page fault a page, and huge
+    pages, which make that cheap, begin and end at two megabytes. What is not used of it is never
+    touched. It is freed with the last column that lies in it.
+    """
+
+    def __init__(self) -> None:
+        self._left = np.empty(0, np.uint8)
+
+    def take(self, nbytes: int) -> Bytes:
+        """(nbytes,) of uninitialised memory."""
+        if not _SHARED_BYTES <= nbytes <= _CHUNK_BYTES // 2:
+            return np.empty(nbytes, np.uint8)
+        aligned = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        if len(self._left) < aligned:
+            self._left = np.empty(_CHUNK_BYTES, np.uint8)
+        taken, self._left = self._left[:nbytes], self._left[aligned:]
+        return taken
+
+
+def joined(parts: Sequence[Part], row_bytes: int, *, copy: bool, memory: Memory) -> Bytes:
     """(rows, row_bytes): the rows of all parts.
 
     Args:
         copy: False: a view where they lie together in one block.
+        memory: where else they go.
     """
     if not copy and len(parts) == 1 and len(parts[0].firsts) == 1:
         first = parts[0].firsts[0]
         return parts[0].data[first : first + parts[0].rows]
-    out = np.empty((sum(part.rows for part in parts), row_bytes), np.uint8)
+    rows = sum(part.rows for part in parts)
+    out = memory.take(rows * row_bytes).reshape(rows, row_bytes)
     _copy(parts, 0, out)
     return out
 
