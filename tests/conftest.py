@@ -40,6 +40,7 @@ os.environ[PROCESS_MARK] = uuid.uuid4().hex
 KEYS_WITH_A_LIFETIME = (
     r"tq:[^:{}]+:(next_sample|counted_by)",
     r"tq:[^:{}]+:(shards|settings)",
+    r"tq:[^:{}]+:(units|unit:[0-9a-f]+)",  # of a unit that was killed
     r"tq:[^:{}]+:owner",  # seconds; of an instance that other tests of the module share
     r"tq:[^:{}]+:\{.*\}:req:.+",
 )

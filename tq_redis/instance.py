@@ -187,6 +187,8 @@ class Instance:
         # Outlives every partition, as the counters of sample ids do.
         lifetime_s = 2 * self.config.idle_ttl_s
         await self._connection.publish(self._keys, lifetime_s, deadline)
+        if "memory" in self.config.data.backends:
+            return  # no other process can read it
         # Without addresses and passwords: who reads this has its own.
         shown = msgspec.structs.replace(self.config, redis=RedisConfig())
         words = ("SET", self._keys.settings, msgspec.json.encode(shown), "EX", lifetime_s)

@@ -19,7 +19,7 @@ from tq_redis.store.shelf import Shelf
 _log = logging.getLogger(__name__)
 
 _CONTACT_S = 10.0
-_WILDCARDS = ("0.0.0.0", "::", "*")
+_WILDCARDS = ("0.0.0.0", "::", "[::]", "*")
 
 
 class StorageUnit:
@@ -50,10 +50,10 @@ class StorageUnit:
         capacity: int,
         curve: bool = False,
     ) -> None:
-        if host in _WILDCARDS and advertise is None:
+        if (advertise or host) in _WILDCARDS:
             raise ConfigError(
-                f"Clients cannot connect to {host}: say by which name or address of this machine "
-                f"they reach it (advertise)."
+                f"Clients cannot connect to {advertise or host}: say by which name or address of "
+                f"this machine they reach it (advertise)."
             )
         if config.redis.url is None:
             raise ConfigError("Which Redis? Set redis.url, give --url, or set TQ_REDIS_URL.")
@@ -75,6 +75,7 @@ class StorageUnit:
         units = UnitList(connection, keys)
         try:
             await connection.learn(keys, Deadline(_CONTACT_S))
+            await self._strike_predecessor(units)
             await self._enter(units, Deadline(_CONTACT_S))
             while not stop.is_set() and not self._idle():
                 try:
@@ -89,6 +90,14 @@ class StorageUnit:
 
     def _idle(self) -> bool:
         return time.monotonic() - self.server.last_call > self._config.idle_ttl_s
+
+    async def _strike_predecessor(self, units: UnitList) -> None:
+        """A unit that was killed, and listened at the same port, is gone. Readers of its blocks
+        cannot see it: they are not refused there."""
+        endpoint = self.server.address.endpoint
+        for unit in (await units.units(Deadline(_CONTACT_S))).values():
+            if unit.address.endpoint == endpoint and unit.id != self.id:
+                await units.strike(unit.id, Deadline(_CONTACT_S))
 
     async def _enter(self, units: UnitList, deadline: Deadline) -> None:
         await units.enter(self.id, self.server.address, self._capacity, deadline)

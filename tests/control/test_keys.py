@@ -19,8 +19,10 @@ from tq_redis.control.owner import Ownership
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.records import Claimed, Wanted
 from tq_redis.control.shards import Shards
+from tq_redis.control.units import UnitList
 from tq_redis.errors import InputError
 from tq_redis.metadata import Claim
+from tq_redis.store.server import Address
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -151,6 +153,9 @@ async def test_every_key_is_in_the_glossary_and_of_its_type(
     await owner.take(soon())
     servers = Shards(RedisConfig(url=redis_url))
     await servers.publish(plane.keys, 60, soon())
+    await plane.connection.command("SET", plane.keys.settings, "{}", "EX", 60, deadline=soon())
+    units = UnitList(plane.connection, plane.keys)
+    await units.enter("unit", Address("tcp://127.0.0.1:1", b"secret"), 1, soon())
     await keep_busy(plane)
     seen: set[Key] = set()
     for key in admin.scan_iter(f"tq:{namespace}:*", count=1000):
@@ -159,6 +164,8 @@ async def test_every_key_is_in_the_glossary_and_of_its_type(
         assert types in ([admin.type(key)], ["any"]), f"{key} is one of {kinds}"
         seen.update(kinds)
     await plane.unstage("p", "load", ["samples"], soon())
+    await units.strike("unit", soon())
+    await plane.connection.command("DEL", plane.keys.settings, deadline=soon())
     await servers.withdraw(plane.keys, soon())
     await servers.close()
     await owner.give_up(soon())

@@ -59,7 +59,7 @@ def read_only(buffer: Any) -> Any:
 
 
 def runs_in_order(blocks: Mapping[str, EncodedBlock], field: str) -> list[Run]:
-    return [(name, 0, block.rows) for name, block in blocks.items() if field in block.fields]
+    return [(name, 0, block.rows) for name, block in blocks.items() if field in block.schema]
 
 
 def round_trip(column: Column, *, block_bytes: int = BIG, pickle: bool = False) -> Column:
@@ -201,10 +201,10 @@ def test_a_large_put_is_cut_into_blocks_of_one_field_and_bounded_size() -> None:
         "c": ["x" * 200] * 64,
     }
     blocks = blocks_of(columns, 4000)
-    assert all(len(block.fields) == 1 for block in blocks.values())
+    assert all(len(block.schema) == 1 for block in blocks.values())
     assert all(block.nbytes < 2 * 4000 for block in blocks.values())
     for field, column in columns.items():
-        mine = [block for block in blocks.values() if block.fields == (field,)]
+        mine = [block for block in blocks.values() if tuple(block.schema) == (field,)]
         assert len(mine) > 1
         assert [block.first_row for block in mine] == [
             sum(block.rows for block in mine[:number]) for number in range(len(mine))

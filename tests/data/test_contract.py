@@ -341,7 +341,7 @@ def test_whole_blocks_are_read_and_written_again_bit_by_bit(
         run(plane.read_blocks([new[0], old[0]], soon()))
     assert lost.value.handles == (old[0],)
     copies = [
-        WrittenBlock(handle, block.fields, block.first_row, block.rows, block.nbytes)
+        WrittenBlock(handle, block.schema, block.first_row, block.rows, block.nbytes)
         for handle, block in zip(new, written, strict=True)
     ]
     after = get(plane, all_rows(copies))

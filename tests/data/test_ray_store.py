@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ from tq_redis.data.ray_door import Doors
 from tq_redis.data.ray_store import RayBackend
 from tq_redis.data.ray_stores import RAY_NAMESPACE, Stores, running_instances
 from tq_redis.deadline import Deadline
-from tq_redis.errors import DataLostError, DeadlineError, InputError, StoreFullError
+from tq_redis.errors import DataLostError, DeadlineError, InputError, StoreFullError, TQError
 from tq_redis.store import messages
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -322,6 +323,50 @@ def test_two_nodes() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Parsers
+
+
+def test_a_parser_runs_in_a_task_whose_store_keeps_what_it_makes(plane: DataPlane) -> None:
+    def load(columns: dict[str, Any]) -> dict[str, Any]:
+        sizes = [len(name) for name in columns["image"]]
+        return {"image": torch.tensor(sizes), "pid": [os.getpid()] * len(sizes)}
+
+    blocks = run(plane.put("p", {"image": ["a", "bcd"], "pid": [0, 0]}, soon(), load))
+    got = run(plane.get(all_rows(blocks), soon()))
+    assert_same(got["image"], torch.tensor([1, 3]))
+    assert set(got["pid"]).isdisjoint({0, os.getpid()})
+    assert blocks[0].schema["image"].dtype == "int64"
+
+
+def test_what_a_parser_raises_comes_back_and_nothing_stays(plane: DataPlane) -> None:
+    def refuse(columns: dict[str, Any]) -> dict[str, Any]:
+        raise InputError("no such image", fields=["image"])
+
+    def fail(columns: dict[str, Any]) -> dict[str, Any]:
+        return {"image": columns["nothing"]}
+
+    def die(columns: dict[str, Any]) -> dict[str, Any]:
+        os._exit(1)
+
+    def dawdle(columns: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(60)
+        return columns
+
+    def put(parser: Any, deadline: Deadline) -> None:
+        run(plane.put("p", {"image": ["a.png"]}, deadline, parser))
+
+    with pytest.raises(InputError, match="no such image") as refused:
+        put(refuse, soon())
+    assert refused.value.fields == ("image",)
+    with pytest.raises(KeyError, match="nothing"):
+        put(fail, soon())
+    with pytest.raises(TQError, match="The process that ran data_parser died"):
+        put(die, soon())
+    with pytest.raises(DeadlineError, match="data_parser did not end"):
+        put(dawdle, Deadline(5))
+    assert run(plane.unconfirmed(0.0, soon())) == {}
 
 
 # The short way of small blocks

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDict
@@ -15,6 +16,7 @@ from tq_redis.client.claims import ClaimCalls
 from tq_redis.client.columns import (
     DataParser,
     Fields,
+    parsed,
     row_count,
     rows_of,
     to_columns,
@@ -26,8 +28,7 @@ from tq_redis.client.lost import Loss
 from tq_redis.client.status import StatusCalls
 from tq_redis.control.plane import BlockGoneError, rows_per_put
 from tq_redis.control.records import BlockEntry, Lost, Run, Write
-from tq_redis.data import Column, WrittenBlock
-from tq_redis.data.codec import describe
+from tq_redis.data import Column, Parser, WrittenBlock
 from tq_redis.data.devices import Device, destination
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
@@ -68,7 +69,9 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             metadata: B samples to add the fields to. Without it, B new samples are made. The task
                 that it was claimed for may claim the samples again if these bytes are lost.
             partition_id: where to make new samples; created on first use.
-            data_parser: applied to the columns before they are written.
+            data_parser: makes the columns that are kept from these, with the same fields and rows;
+                for example images from their paths. Where all fields are kept by Ray, it runs in a
+                Ray task on some node of the cluster, whose store keeps what comes out.
             group_ids: one group per new sample; GRPO claims take whole groups.
             tags: per row, small JSON values that travel in the metadata (``custom_meta``), merged
                 into those that the sample has, in the same step as the columns.
@@ -86,7 +89,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             PartitionEndedError: new samples where no more are to come.
             ServerFullError: Redis is at its memory limit.
         """
-        columns = to_columns(data, data_parser)
+        columns, parser = to_columns(data), data_parser and partial(parsed, data_parser)
         rows = row_count(columns)
         if group_ids is not None and len(group_ids) != rows:
             raise InputError(f"Got {len(group_ids)} group_ids for {rows} rows")
@@ -100,6 +103,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
                 partition_id,
                 columns,
                 deadline,
+                parser=parser,
                 groups=group_ids,
                 tags=tags,
                 overwrite=overwrite,
@@ -117,6 +121,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             metadata.partition_id,
             columns,
             deadline,
+            parser=parser,
             ids=metadata.global_indexes,
             tags=tags,
             overwrite=overwrite,
@@ -292,6 +297,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         columns: Mapping[str, Column],
         deadline: Deadline,
         *,
+        parser: Parser | None = None,
         ids: Sequence[int] | None = None,
         keys: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
@@ -301,19 +307,14 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
     ) -> tuple[list[int], dict[str, FieldSchema]]:
         """Bytes first, then the rows that name them, in steps that Redis handles at once."""
         total = row_count(columns)
-        schema = {name: describe(column) for name, column in columns.items()}
         whole = Write(
-            total,
-            ids=ids,
-            keys=keys,
-            groups=groups,
-            tags=tags,
-            schema=schema,
-            overwrite=overwrite,
-            task=task,
+            total, ids=ids, keys=keys, groups=groups, tags=tags, overwrite=overwrite, task=task
         )
-        blocks, first_id = await self._put_bytes(partition, columns, deadline, new=ids is None)
-        whole = replace(whole, first_id=first_id)
+        reserve = total if ids is None else 0
+        putting = self.data.put(partition, columns, deadline, parser)
+        blocks, first_id = await self._put_bytes(partition, putting, deadline, reserve)
+        schema = {name: form for block in blocks for name, form in block.schema.items()}
+        whole = replace(whole, first_id=first_id, schema=schema)
         # Blocks must be named before the sweep takes them for orphans.
         named_by = Deadline(min(deadline.remaining, self.config.data.orphan_grace_s / 2))
         numbers: dict[str, int] = {}
@@ -327,7 +328,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
                     block.nbytes,
                     max(block.first_row - first, 0),
                     min(block.first_row + block.rows, stop) - max(block.first_row, first),
-                    {name: schema[name].dtype for name in block.fields},
+                    {name: form.dtype for name, form in block.schema.items()},
                     max(first - block.first_row, 0),
                     numbers.get(block.handle, 0),
                 )
@@ -345,6 +346,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
                     partition,
                     {name: rows_of(column, first, total) for name, column in columns.items()},
                     deadline,
+                    parser=parser,
                     ids=left.ids,
                     keys=left.keys,
                     groups=left.groups,
@@ -364,15 +366,18 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         return written, schema
 
     async def _put_bytes(
-        self, partition: str, columns: Mapping[str, Column], deadline: Deadline, *, new: bool
+        self,
+        partition: str,
+        putting: Coroutine[Any, Any, list[WrittenBlock]],
+        deadline: Deadline,
+        reserve: int,
     ) -> tuple[list[WrittenBlock], int | None]:
-        """Write the blocks, and meanwhile reserve ids for ``new`` rows."""
-        if not new:
-            return await self.data.put(partition, columns, deadline), None
-        count = row_count(columns)
-        reserving = asyncio.create_task(self.control.reserve(partition, count, deadline))
+        """Write the blocks, and meanwhile reserve so many ids, if any."""
+        if not reserve:
+            return await putting, None
+        reserving = asyncio.create_task(self.control.reserve(partition, reserve, deadline))
         try:
-            blocks = await self.data.put(partition, columns, deadline)
+            blocks = await putting
         except BaseException:
             reserving.cancel()
             await asyncio.gather(reserving, return_exceptions=True)

@@ -21,32 +21,34 @@ Fields = TensorDictBase | Mapping[str, Any]
 DataParser = Callable[[dict[str, Column]], Mapping[str, Any]]
 
 
-def to_columns(data: Fields, parser: DataParser | None = None) -> dict[str, Column]:
+def to_columns(data: Fields) -> dict[str, Column]:
     """Columns of equal length, from a TensorDict or a mapping of tensors, arrays and lists.
-
-    Args:
-        parser: applied to the columns; must return the same names with the same lengths.
 
     Raises:
         InputError: no field, no row, a bad name, a column that is not a batch, or lengths differ.
     """
     columns = _columns(_items(data))
     _check_lengths(columns)
-    if parser is None:
-        return columns
-    parsed = _columns(list(parser(dict(columns)).items()))
-    if parsed.keys() != columns.keys():
+    return columns
+
+
+def parsed(parser: DataParser, columns: dict[str, Column]) -> dict[str, Column]:
+    """What a user's parser makes of columns.
+
+    Raises:
+        InputError: other fields, another number of rows, or what :func:`to_columns` refuses.
+    """
+    made = to_columns(parser(dict(columns)))
+    if made.keys() != columns.keys():
         raise InputError(
             f"data_parser must return the fields it was given, {sorted(columns)}, "
-            f"got {sorted(parsed)}"
+            f"got {sorted(made)}"
         )
-    _check_lengths(parsed)
-    if row_count(parsed) != row_count(columns):
+    if row_count(made) != row_count(columns):
         raise InputError(
-            f"data_parser must keep the number of rows, {row_count(columns)}, "
-            f"got {row_count(parsed)}"
+            f"data_parser must keep the number of rows, {row_count(columns)}, got {row_count(made)}"
         )
-    return parsed
+    return made
 
 
 def row_count(columns: Mapping[str, Column]) -> int:

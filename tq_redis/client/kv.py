@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
 from tq_redis.client.checkpoint import CheckpointCalls
-from tq_redis.client.columns import DataParser, Fields, row_count, single_row, to_columns
+from tq_redis.client.columns import (
+    DataParser,
+    Fields,
+    parsed,
+    row_count,
+    single_row,
+    to_columns,
+)
 from tq_redis.control.records import Rows, Write
 from tq_redis.data.base import Column
 from tq_redis.data.devices import Device
@@ -94,9 +102,14 @@ class AsyncKVClient(CheckpointCalls):
             write = Write(len(names), keys=names, tags=tags)
             await self.control.register(partition_id, write, deadline)
         else:
-            columns = _columns_for(names, fields, data_parser)
             await self._write(
-                partition_id, columns, deadline, keys=names, tags=tags, overwrite=overwrite
+                partition_id,
+                _columns_for(names, fields),
+                deadline,
+                parser=data_parser and partial(parsed, data_parser),
+                keys=names,
+                tags=tags,
+                overwrite=overwrite,
             )
         rows = await self.control.describe(partition_id, deadline, keys=names)
         return KVBatchMeta(names, rows.tags, partition_id, rows.common_fields())
@@ -263,10 +276,8 @@ def _check_keys(keys: Sequence[str], *, distinct: bool = False) -> list[str]:
     return names
 
 
-def _columns_for(
-    keys: Sequence[str], fields: Fields, parser: DataParser | None
-) -> dict[str, Column]:
-    columns = to_columns(fields, parser)
+def _columns_for(keys: Sequence[str], fields: Fields) -> dict[str, Column]:
+    columns = to_columns(fields)
     if row_count(columns) != len(keys):
         raise InputError(f"Got {row_count(columns)} rows for {len(keys)} keys", fields=columns)
     return columns

@@ -56,7 +56,9 @@ class Client:
             metadata: B samples to add the fields to. Without it, B new samples are made. The task
                 that it was claimed for may claim the samples again if these bytes are lost.
             partition_id: where to make new samples; created on first use.
-            data_parser: applied to the columns before they are written.
+            data_parser: makes the columns that are kept from these, with the same fields and rows;
+                for example images from their paths. Where all fields are kept by Ray, it runs in a
+                Ray task on some node of the cluster, whose store keeps what comes out.
             group_ids: one group per new sample; GRPO claims take whole groups.
             tags: per row, small JSON values that travel in the metadata (``custom_meta``), merged
                 into those that the sample has, in the same step as the columns.

@@ -8,7 +8,7 @@ for a run of consecutive rows of that put. The control plane keeps, per row and 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from tq_redis.deadline import Deadline
+from tq_redis.metadata.schema import FieldSchema
 from tq_redis.store.shelf import Content
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Column",
     "Content",
     "EncodedBlock",
+    "Parser",
     "Run",
     "StoreUsage",
     "WrittenBlock",
@@ -32,8 +34,35 @@ Column = torch.Tensor | list[Any]
 """B rows of one field: a tensor (dense with dim 0 = B, or nested with B components) or a list of
 B values of any kind."""
 
+Parser = Callable[[dict[str, Column]], dict[str, Column]]
+"""Makes the columns that are kept from those that are put: the same fields, the same rows."""
+
 Run = tuple[str, int, int]
 """(handle of a block, first row inside the block, number of rows)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenBlock:
+    """One block that a put wrote.
+
+    Attributes:
+        handle: opaque text that finds the block again; it goes into Redis.
+        schema: the form of each field that the block holds.
+        first_row: the row of the put that is the block's row 0.
+        rows: number of rows.
+        nbytes: bytes of the stored rows, without the header.
+    """
+
+    handle: str
+    schema: Mapping[str, FieldSchema]
+    first_row: int
+    rows: int
+    nbytes: int
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The fields that the block holds."""
+        return tuple(self.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +70,14 @@ class EncodedBlock:
     """A block that is ready to be stored.
 
     Attributes:
-        fields: the fields it holds.
+        schema: the form of each field that it holds.
         first_row: the row of the put that is its row 0.
         rows: number of rows.
         header: msgpack.
         buffers: flat arrays; they may share memory with the caller's tensors.
     """
 
-    fields: tuple[str, ...]
+    schema: Mapping[str, FieldSchema]
     first_row: int
     rows: int
     header: bytes
@@ -61,26 +90,12 @@ class EncodedBlock:
 
     @property
     def content(self) -> Content:
+        """As a store keeps it."""
         return self.header, self.buffers
 
-
-@dataclass(frozen=True, slots=True)
-class WrittenBlock:
-    """One block that a put wrote.
-
-    Attributes:
-        handle: opaque text that finds the block again; it goes into Redis.
-        fields: the fields that the block holds.
-        first_row: the row of the put that is the block's row 0.
-        rows: number of rows.
-        nbytes: bytes of the stored rows, without the header.
-    """
-
-    handle: str
-    fields: tuple[str, ...]
-    first_row: int
-    rows: int
-    nbytes: int
+    def written(self, handle: str) -> WrittenBlock:
+        """What is known of it once it is stored."""
+        return WrittenBlock(handle, self.schema, self.first_row, self.rows, self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +144,23 @@ class Backend(ABC):
             StoreFullError: there was no room within the deadline.
             InputError: there never will be. Nothing was written, in either case.
         """
+
+    async def parse(
+        self,
+        partition: str,
+        columns: Mapping[str, Column],
+        parser: Parser,
+        deadline: Deadline,
+    ) -> list[WrittenBlock] | None:
+        """Run a parser where its result is kept, and keep it.
+
+        Returns:
+            What was written; None: parsers run in the process that puts.
+
+        Raises:
+            What the parser raised, and what :meth:`write` raises.
+        """
+        return None
 
     @abstractmethod
     async def read(self, handles: Sequence[str], deadline: Deadline) -> dict[str, Content]:

@@ -92,8 +92,8 @@ def encoded(content: Content) -> EncodedBlock:
     """A block that was stored before, ready to be stored again."""
     header, buffers = content
     decoded = msgspec.msgpack.decode(header, type=_Header)
-    fields = tuple(part.field for part in decoded.parts)
-    return EncodedBlock(fields, 0, decoded.rows, header, list(buffers))
+    schema = {part.field: part.schema for part in decoded.parts}
+    return EncodedBlock(schema, 0, decoded.rows, header, list(buffers))
 
 
 def describe(column: Column) -> FieldSchema:
@@ -211,7 +211,8 @@ def _block(columns: Mapping[str, Cuttable], first: int, last: int) -> EncodedBlo
         parts.append(_Part(field, column.schema, len(cut), column.device))
         buffers.extend(cut)
     header = msgspec.msgpack.encode(_Header(last - first, parts))
-    return EncodedBlock(tuple(columns), first, last - first, header, buffers)
+    schema = {field: column.schema for field, column in columns.items()}
+    return EncodedBlock(schema, first, last - first, header, buffers)
 
 
 def decode(

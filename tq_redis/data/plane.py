@@ -18,6 +18,7 @@ from tq_redis.data.base import (
     Column,
     Content,
     EncodedBlock,
+    Parser,
     Run,
     StoreUsage,
     WrittenBlock,
@@ -79,27 +80,42 @@ class DataPlane:
         await self._of_all(lambda backend: backend.start(deadline))
 
     async def put(
-        self, partition: str, columns: Mapping[str, Column], deadline: Deadline
+        self,
+        partition: str,
+        columns: Mapping[str, Column],
+        deadline: Deadline,
+        parser: Parser | None = None,
     ) -> list[WrittenBlock]:
         """Write the columns; when this returns, the blocks outlive the calling process.
 
         The stored bytes never alias the caller's tensors. ``requires_grad`` is dropped.
 
+        Args:
+            parser: makes the columns that are written from these. A backend that keeps all the
+                fields may run it where the result is kept.
+
         Raises:
             InputError: a column cannot be stored; it names the field (and row).
             StoreFullError: a store had no room within the deadline. In either case nothing stays.
+            Exception: what the parser raised.
         """
+        if parser is not None and len({self.route(field) for field in columns}) == 1:
+            backend = self.backend(self.route(next(iter(columns))))
+            written = await backend.parse(partition, columns, parser, deadline)
+            if written is not None:
+                return written
         config = self._config
 
         def cut() -> list[EncodedBlock]:
             return encode(
-                columns,
+                columns if parser is None else parser(dict(columns)),
                 block_bytes=config.block_bytes,
                 allow_pickle=config.pickle,
                 group_of=self.route,
             )
 
-        blocks = cut() if is_light(columns) else await in_time(deadline, cut)
+        light = parser is None and is_light(columns)
+        blocks = cut() if light else await in_time(deadline, cut)
         return await self._write(partition, blocks, deadline)
 
     async def write_blocks(
@@ -201,7 +217,7 @@ class DataPlane:
     ) -> list[WrittenBlock]:
         places: dict[str, list[int]] = {}
         for place, block in enumerate(blocks):
-            places.setdefault(self.route(block.fields[0]), []).append(place)
+            places.setdefault(self.route(next(iter(block.schema))), []).append(place)
         handles = [""] * len(blocks)
 
         async def write(name: str, mine: list[int]) -> None:
@@ -216,10 +232,7 @@ class DataPlane:
         except BaseException:
             await self.delete([handle for handle in handles if handle], Deadline(_UNDO_S))
             raise
-        return [
-            WrittenBlock(handle, block.fields, block.first_row, block.rows, block.nbytes)
-            for handle, block in zip(handles, blocks, strict=True)
-        ]
+        return [block.written(handle) for block, handle in zip(blocks, handles, strict=True)]
 
     async def _read(self, handles: Iterable[str], deadline: Deadline) -> dict[str, Content]:
         contents: dict[str, Content] = {}

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import zmq.asyncio
-
 from tq_redis.data.base import Content, EncodedBlock
 from tq_redis.data.ray_stores import StoreGoneError, Stores
 from tq_redis.deadline import Deadline
@@ -29,7 +27,6 @@ class Doors:
 
     def __init__(self, stores: Stores) -> None:
         self._stores = stores
-        self._context: zmq.asyncio.Context | None = None
         self._open: dict[str, StoreConnection] = {}
         self._shut: dict[str, Deadline] = {}
 
@@ -38,8 +35,6 @@ class Doors:
         for door in self._open.values():
             door.close()
         self._open.clear()
-        if self._context is not None:
-            self._context.term()
 
     async def hold(
         self,
@@ -107,14 +102,13 @@ class Doors:
                 )
             except StoreGoneError:
                 return None
-            self._context = self._context or zmq.asyncio.Context()
             if node not in self._open:  # another call may have been faster
-                self._open[node] = StoreConnection(self._context, address)
+                self._open[node] = StoreConnection(address)
             door = self._open[node]
         try:
             wait_s = min(_ANSWER_S, deadline.remaining / 2)
             return await door.ask(request, buffers, wait_s=wait_s)
-        except TimeoutError:
+        except (TimeoutError, ConnectionError):
             self._shut[node] = Deadline(_SHUT_S)
             if self._open.get(node) is door:
                 del self._open[node]

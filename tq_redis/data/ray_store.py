@@ -23,8 +23,17 @@ import ray as untyped_ray
 from ray.exceptions import ObjectLostError
 
 from tq_redis.config import Config
-from tq_redis.data.base import Backend, Content, EncodedBlock, StoreUsage
+from tq_redis.data.base import (
+    Backend,
+    Column,
+    Content,
+    EncodedBlock,
+    Parser,
+    StoreUsage,
+    WrittenBlock,
+)
 from tq_redis.data.ray_door import Doors
+from tq_redis.data.ray_parse import parse_and_write
 from tq_redis.data.ray_stores import StoreGoneError, Stores, in_thread, running_instances
 from tq_redis.data.together import together
 from tq_redis.deadline import Deadline
@@ -66,6 +75,7 @@ class RayBackend(Backend):
                 "This process has not joined Ray: call ray.init() first, or set data.backend to "
                 "zmq (storage units) or memory"
             )
+        self._config = config
         self._node: str = ray.get_runtime_context().get_node_id()
         self._stores = Stores(config)
         self._doors = Doors(self._stores)
@@ -97,6 +107,15 @@ class RayBackend(Backend):
     def _handle(self, name: str) -> str:
         return f"ray/{self._node}/{name}"
 
+    async def parse(
+        self,
+        partition: str,
+        columns: Mapping[str, Column],
+        parser: Parser,
+        deadline: Deadline,
+    ) -> list[WrittenBlock]:
+        return await parse_and_write(self._config, partition, columns, parser, deadline)
+
     async def read(self, handles: Sequence[str], deadline: Deadline) -> dict[str, Content]:
         """The blocks, adopted by their stores where Ray cannot give the producer's object.
 
@@ -104,19 +123,20 @@ class RayBackend(Backend):
         pull runs). So the first try gets half of the time.
         """
         refs = await self._references(handles, "find", deadline)
-        blocks = await _arrived(refs, deadline.remaining / 2)
+        blocks, _ = await _arrived(refs, deadline.remaining / 2)
         left = [handle for handle in handles if handle not in blocks]
         if left:
             refs = await self._references(left, "adopt", deadline)
-            blocks |= await _arrived(refs, deadline.remaining)
-            left = [handle for handle in left if handle not in blocks]
-        if left and deadline.passed:
-            raise DeadlineError(
-                f"Blocks did not arrive within {deadline.seconds} s: {shorten(left)}",
-                deadline=deadline.seconds,
-            )
-        if left:
-            raise DataLostError(f"Blocks are lost: {shorten(left)}", handles=left)
+            adopted, lost = await _arrived(refs, deadline.remaining)
+            blocks |= adopted
+            if lost:
+                raise DataLostError(f"Ray has lost blocks: {shorten(lost)}", handles=lost)
+            late = [handle for handle in left if handle not in adopted]
+            if late:  # they may come yet: nothing is given up
+                raise DeadlineError(
+                    f"Blocks did not arrive within {deadline.seconds:g} s: {shorten(late)}",
+                    deadline=deadline.seconds,
+                )
         return blocks
 
     async def _references(
@@ -238,28 +258,23 @@ def _by_node(handles: Iterable[str]) -> dict[str, list[str]]:
     return nodes
 
 
-async def _arrived(found: Mapping[str, Any], wait_s: float) -> dict[str, Content]:
-    """The blocks that a store sent or that arrive in time; the others are left out."""
-    futures: dict[str, asyncio.Future[Any]] = {
-        handle: asyncio.wrap_future(ref.future())
-        for handle, ref in found.items()
-        if isinstance(ref, ray.ObjectRef)
-    }
+async def _arrived(found: Mapping[str, Any], wait_s: float) -> tuple[dict[str, Content], list[str]]:
+    """The blocks that a store sent or that arrive in time, and those that Ray says are lost."""
+    blocks: dict[str, Content] = {}
+    lost: list[str] = []
+    futures: dict[asyncio.Future[Any], str] = {}
+    for handle, block in found.items():
+        if isinstance(block, ray.ObjectRef):
+            futures[asyncio.wrap_future(block.future())] = handle
+        else:
+            blocks[handle] = block
     if futures:
-        _, late = await asyncio.wait(futures.values(), timeout=wait_s)
+        done, late = await asyncio.wait(futures, timeout=wait_s)
         for future in late:
             future.cancel()
-    blocks: dict[str, Content] = {}
-    for handle, block in found.items():
-        if handle not in futures:
-            blocks[handle] = block
-        elif not _is_lost(futures[handle]):
-            blocks[handle] = futures[handle].result()
-    return blocks
-
-
-def _is_lost(future: asyncio.Future[Any]) -> bool:
-    """Whether the block is late, or Ray says that it is lost."""
-    return (
-        not future.done() or future.cancelled() or isinstance(future.exception(), ObjectLostError)
-    )
+        for future in done:
+            if isinstance(future.exception(), ObjectLostError):
+                lost.append(futures[future])
+            else:
+                blocks[futures[future]] = future.result()
+    return blocks, lost

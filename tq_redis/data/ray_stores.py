@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from tq_redis.config import Config
 from tq_redis.data import ray_actor
 from tq_redis.deadline import Deadline
-from tq_redis.errors import DeadlineError, StoreFullError
+from tq_redis.errors import DeadlineError, NotInitializedError, StoreFullError
 
 ray: Any = untyped_ray  # its own types are partial
 
@@ -44,11 +44,15 @@ class Stores:
 
     async def nodes(self, deadline: Deadline) -> list[str]:
         """The nodes that have a store."""
+        if not ray.is_initialized():  # any call would start a new Ray
+            return []
         names = await in_thread(deadline, _store_names, self._config.redis.namespace)
         return [name.rpartition(":")[2] for name in names]
 
     async def end_all(self, deadline: Deadline) -> None:
         """End the stores, with all their blocks."""
+        if not ray.is_initialized():
+            return
         await in_thread(deadline, _kill_stores, self._config.redis.namespace)
         self.forget()
 
@@ -69,7 +73,14 @@ class Stores:
         Raises:
             StoreGoneError: there is no store.
             DeadlineError: no answer in time.
+            NotInitializedError: a store is to be made, but Ray was shut down.
         """
+        if not ray.is_initialized():  # any call would start a new Ray
+            if create:
+                raise NotInitializedError(
+                    "Ray was shut down in this process. Call tq_redis.close() and init() again."
+                )
+            raise StoreGoneError
         while True:
             known = node in self._known
             try:

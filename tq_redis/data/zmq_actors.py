@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -33,20 +34,37 @@ class UnitActor:
             capacity=settings.data.unit_bytes,
             curve=settings.data.curve,
         )
-        threading.Thread(target=self._run, name="tq_redis storage unit", daemon=True).start()
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="tq_redis storage unit", daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
-        asyncio.run(self._unit.run(asyncio.Event()))
+        try:
+            self._loop.run_until_complete(self._unit.run(self._stop))
+        finally:  # nobody has called for long, or Redis cannot be used
+            self._loop.close()
+            if not self._stop.is_set():
+                ray.kill(ray.get_runtime_context().current_actor)
 
     def id(self) -> str:
         return self._unit.id
 
+    def stop(self) -> None:
+        """Strike the entry, and listen no more."""
+        with suppress(RuntimeError):  # the loop has ended by itself
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
 
-def start_units(config: Config) -> list[str]:
+
+def start_units(config: Config, within_s: float) -> list[str]:
     """Start as many as ``data.units`` says, spread over the nodes, or find them. Blocks.
 
     Returns:
         Their ids.
+
+    Raises:
+        TimeoutError: not within so many seconds.
     """
     actor: Any = ray.remote(UnitActor)
     text = msgspec.json.encode(config).decode()
@@ -62,18 +80,23 @@ def start_units(config: Config) -> list[str]:
         ).remote(text)
         for number in range(config.data.units)
     ]
-    return ray.get([actor.id.remote() for actor in actors])
+    return ray.get([actor.id.remote() for actor in actors], timeout=within_s)
 
 
-def end_units(config: Config) -> None:
-    """End the units that :func:`start_units` started."""
+def end_units(config: Config, within_s: float) -> None:
+    """End the units that :func:`start_units` started. Blocks; after so many seconds, also those are
+    ended that have not struck their entries.
+    """
+    actors: list[Any] = []
     listed: list[Any] = list_named_actors(all_namespaces=True)
     for entry in listed:
         if entry["namespace"] == RAY_NAMESPACE and entry["name"].startswith(_prefix(config)):
-            try:
-                ray.kill(ray.get_actor(entry["name"], namespace=RAY_NAMESPACE))
-            except ValueError:  # ended since it was listed
-                continue
+            with suppress(ValueError):  # ended since it was listed
+                actors.append(ray.get_actor(entry["name"], namespace=RAY_NAMESPACE))
+    stopped = [actor.stop.remote() for actor in actors]
+    ray.wait(stopped, num_returns=len(stopped), timeout=0.8 * within_s)
+    for actor in actors:
+        ray.kill(actor)
 
 
 def _prefix(config: Config) -> str:

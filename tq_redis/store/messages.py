@@ -1,50 +1,53 @@
 """What a store and its clients say to each other.
 
 A message is a msgpack header, then the buffers of the blocks that it names, each in a frame of its
-own, so that none is copied into another one. Nothing is pickled.
+own, so that none is copied into another one. Nothing is pickled. All requests are safe to repeat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
 from tq_redis.store.shelf import Content
 
+LONGEST_S = 24 * 3600.0
+"""No request may ask a store to wait, or to keep anything for it, for longer."""
+
 # Bytes of a message that libzmq keeps in memory of its own for certain.
 _OWN_MEMORY = 64 << 10
+
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Dtype = Annotated[str, msgspec.Meta(pattern=r"^[<>|][biufc]\d{1,2}$")]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True):
     """One block in a message: its header, and the dtypes of the buffers that follow."""
 
     header: bytes
-    dtypes: list[str]
+    dtypes: list[Dtype]
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
-    """Keep blocks, all or none. Safe to repeat.
-
-    Attributes:
-        ticket: of a :class:`Reserve` before it; 0: there was none.
-    """
+    """Keep blocks, all or none, in the room reserved for the first of them if there is any."""
 
     partition: str
     names: list[str]
     parcels: list[Parcel]
-    ticket: int = 0
 
 
 class Reserve(msgspec.Struct, frozen=True, tag=True):
-    """Make room for blocks, and wait up to ``wait_s`` seconds for it. Who does not come with the
-    blocks within ``keep_s`` seconds loses it."""
+    """Make room for blocks of which the first has this name, and wait up to ``wait_s`` seconds for
+    it. Who does not come with the blocks within ``keep_s`` seconds loses it."""
 
-    nbytes: int
-    wait_s: float
-    keep_s: float
+    name: str
+    nbytes: Bytes
+    wait_s: Seconds
+    keep_s: Seconds
 
 
 class Find(msgspec.Struct, frozen=True, tag=True):
@@ -54,7 +57,7 @@ class Find(msgspec.Struct, frozen=True, tag=True):
 
 
 class Drop(msgspec.Struct, frozen=True, tag=True):
-    """Forget blocks; all of them where no names are given."""
+    """Forget blocks, and the room reserved for them; all blocks where no names are given."""
 
     names: list[str] | None = None
 
@@ -90,12 +93,6 @@ class Full(msgspec.Struct, frozen=True, tag=True):
     capacity: int
 
 
-class Ticket(msgspec.Struct, frozen=True, tag=True):
-    """Room was made."""
-
-    number: int
-
-
 class Found(msgspec.Struct, frozen=True, tag=True):
     """Blocks, None where there is none."""
 
@@ -129,7 +126,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 Request = Hold | Reserve | Find | Drop | Confirm | ListUnconfirmed | Measure
-Reply = Done | Full | Ticket | Found | Unconfirmed | Usage | Refused
+Reply = Done | Full | Found | Unconfirmed | Usage | Refused
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

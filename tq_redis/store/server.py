@@ -7,11 +7,10 @@ A thread, and not the event loop of the store's process, because it answers in a
 from __future__ import annotations
 
 import math
-import os
 import secrets
+import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,6 +79,8 @@ class StoreServer:
         advertise: str | None = None,
         curve: bool = False,
     ) -> None:
+        if port not in range(1 << 16):  # libzmq would take it modulo 65536
+            raise ConfigError(f"A store cannot listen at port {port}: ports go from 0 to 65535.")
         self.last_call = time.monotonic()
         self._shelf = shelf
         self._context = zmq.Context()
@@ -87,6 +88,7 @@ class StoreServer:
         for option, value in (
             (zmq.IPV6, 1),
             (zmq.LINGER, 0),
+            (zmq.SNDHWM, 0),  # an answer that finds a full queue would be dropped without a word
             (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
             (zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS),
         ):
@@ -95,11 +97,12 @@ class StoreServer:
         port = self._bind(host, port)
         endpoint = f"tcp://{_bracketed(advertise or host)}:{port}"
         self.address = Address(endpoint, secrets.token_bytes(16), server_key)
-        self._tickets: dict[int, tuple[int, float]] = {}
-        self._last_ticket = 0
-        self._waiting: deque[_Waiting] = deque()
-        self._wake_reader, self._wake_writer = os.pipe()
-        os.set_blocking(self._wake_writer, False)
+        # Of those who asked for room, by the name that they asked with: in the order in which they
+        # came who still waits, and the bytes that are kept, until when, for who does not.
+        self._waiting: dict[str, _Waiting] = {}
+        self._reserved: dict[str, tuple[int, float]] = {}
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_writer.setblocking(False)
         self._stopped = False
         shelf.on_room.append(self._wake)
         self._thread = threading.Thread(target=self._run, name="tq_redis store", daemon=True)
@@ -114,8 +117,8 @@ class StoreServer:
         self._wake()
         self._thread.join()
         self._context.term()
-        os.close(self._wake_reader)
-        os.close(self._wake_writer)
+        self._wake_reader.close()
+        self._wake_writer.close()
 
     def _encrypt(self) -> str:
         public, secret = zmq.curve_keypair()
@@ -137,8 +140,8 @@ class StoreServer:
         return int(self._socket.getsockopt(zmq.LAST_ENDPOINT).decode().rpartition(":")[2])
 
     def _wake(self) -> None:
-        with suppress(BlockingIOError):  # so many wakes are waiting already
-            os.write(self._wake_writer, b"\0")
+        with suppress(OSError):  # so many wakes are waiting already, or it was stopped just now
+            self._wake_writer.send(b"\0")
 
     # All that follows runs in the thread.
 
@@ -146,19 +149,21 @@ class StoreServer:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake_reader, zmq.POLLIN)
-        while not self._stopped:
-            ready = dict(poller.poll(self._patience_ms()))
-            if self._wake_reader in ready:
-                os.read(self._wake_reader, 4096)
-            if self._socket in ready:
-                self._answer(self._socket.recv_multipart(copy=False))
-            self._serve_waiting()
-        self._socket.close()
+        try:
+            while not self._stopped:
+                ready = dict(poller.poll(self._patience_ms()))
+                if self._wake_reader.fileno() in ready:
+                    self._wake_reader.recv(4096)
+                if self._socket in ready:
+                    self._answer(self._socket.recv_multipart(copy=False))
+                self._serve_waiting()
+        finally:
+            self._socket.close()
 
     def _patience_ms(self) -> int | None:
-        """Until a ticket or a wait for room runs out."""
-        ends = [end for _, end in self._tickets.values()]
-        ends += [waiting.until for waiting in self._waiting]
+        """Until room that is kept, or a wait for room, runs out."""
+        ends = [end for _, end in self._reserved.values()]
+        ends += [waiting.until for waiting in self._waiting.values()]
         return max(0, math.ceil(1000 * (min(ends) - time.monotonic()))) if ends else None
 
     def _answer(self, frames: list[Any]) -> None:
@@ -168,14 +173,18 @@ class StoreServer:
         client, number, _, header, *buffers = frames
         try:
             request = m.decode_request(header.buffer)
-            if isinstance(request, m.Reserve):
-                wait = _Waiting(client, number, request, time.monotonic() + request.wait_s)
-                self._waiting.append(wait)
+            if isinstance(request, m.Reserve) and not self._answers_at_once(request):
+                until = time.monotonic() + request.wait_s
+                self._waiting[request.name] = _Waiting(client, number, request, until)
                 return
             reply, parts = self._do(request, buffers)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
             reply, parts = m.Refused(str(error)), []
         self._send(client, number, reply, parts)
+
+    def _answers_at_once(self, request: m.Reserve) -> bool:
+        """Whether nothing is to be waited for: room is kept already, or there never will be."""
+        return request.name in self._reserved or not self._shelf.can_ever_hold(request.nbytes)
 
     def _do(self, request: m.Request, buffers: list[Any]) -> tuple[m.Reply, list[Any]]:
         shelf = self._shelf
@@ -187,16 +196,20 @@ class StoreServer:
                 parcels, parts = m.pack(block.content for block in found if block is not None)
                 left = iter(parcels)
                 return m.Found([None if block is None else next(left) for block in found]), parts
+            case m.Reserve(name):
+                return m.Done() if name in self._reserved else self._full(), []
             case m.Drop(names):
-                shelf.clear() if names is None else shelf.drop(names)
+                if names is None:
+                    shelf.clear()
+                else:
+                    self._forget(names)
+                    shelf.drop(names)
             case m.Confirm(names):
                 shelf.confirm(names)
             case m.ListUnconfirmed(older_than):
                 return m.Unconfirmed(shelf.unconfirmed(older_than)), []
             case m.Measure():
                 return m.Usage(len(shelf), shelf.used, shelf.capacity), []
-            case m.Reserve():
-                raise ValueError("room is asked for elsewhere")
         return m.Done(), []
 
     def _hold(self, request: m.Hold, buffers: list[Any]) -> m.Reply:
@@ -206,14 +219,18 @@ class StoreServer:
             for name, content in zip(request.names, contents, strict=True)
             if content is not None
         ]
-        reserved, _ = self._tickets.pop(request.ticket, (0, 0.0))
-        if reserved != sum(block.nbytes for _, block in blocks):
-            self._shelf.give_back(reserved)
-            held = self._shelf.hold(blocks)
-        else:
+        reserved, _ = self._reserved.pop(request.names[0], (0, 0.0)) if blocks else (0, 0.0)
+        if reserved and reserved == sum(block.nbytes for _, block in blocks):
             self._shelf.place(blocks)
-            held = True
-        return m.Done() if held else self._full()
+            return m.Done()
+        self._shelf.give_back(reserved)
+        return m.Done() if self._shelf.hold(blocks) else self._full()
+
+    def _forget(self, names: Sequence[str]) -> None:
+        """Give back the room that is kept, or waited for, under these names."""
+        for name in names:
+            self._waiting.pop(name, None)
+            self._shelf.give_back(self._reserved.pop(name, (0, 0.0))[0])
 
     def _full(self) -> m.Full:
         return m.Full(self._shelf.used, self._shelf.capacity or 0)
@@ -221,24 +238,24 @@ class StoreServer:
     def _serve_waiting(self) -> None:
         """First come, first served: or large requests would wait for ever."""
         now = time.monotonic()
-        for ticket, (nbytes, end) in list(self._tickets.items()):
-            if end < now:
-                del self._tickets[ticket]
-                self._shelf.give_back(nbytes)
-        while self._waiting and self._grant(self._waiting[0]):
-            pass
-        for waiting in [waiting for waiting in self._waiting if waiting.until < now]:
-            self._waiting.remove(waiting)
-            self._send(waiting.client, waiting.number, self._full())
+        self._forget([name for name, (_, end) in self._reserved.items() if end < now])
+        blocked = False
+        for waiting in list(self._waiting.values()):
+            if not blocked and self._grant(waiting):
+                continue
+            if waiting.until > now:
+                blocked = True
+            else:
+                del self._waiting[waiting.request.name]
+                self._send(waiting.client, waiting.number, self._full())
 
     def _grant(self, waiting: _Waiting) -> bool:
         request = waiting.request
         if not self._shelf.reserve(request.nbytes):
             return False
-        self._waiting.popleft()
-        self._last_ticket += 1
-        self._tickets[self._last_ticket] = request.nbytes, time.monotonic() + request.keep_s
-        self._send(waiting.client, waiting.number, m.Ticket(self._last_ticket))
+        del self._waiting[request.name]
+        self._reserved[request.name] = request.nbytes, time.monotonic() + request.keep_s
+        self._send(waiting.client, waiting.number, m.Done())
         return True
 
     def _send(self, client: Any, number: Any, reply: m.Reply, parts: Sequence[Any] = ()) -> None:

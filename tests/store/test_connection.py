@@ -1,0 +1,214 @@
+"""A client's connection: what it does when the server is not there, or goes."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
+import psutil
+import pytest
+import pytest_asyncio
+import zmq
+import zmq.asyncio
+
+from tests.conftest import WaitUntil
+from tq_redis.store import messages as m
+from tq_redis.store.connection import StoreConnection
+from tq_redis.store.server import Address, StoreServer
+from tq_redis.store.shelf import Shelf
+
+HOST = "127.0.0.1"
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    server = StoreServer(Shelf(1000), HOST)
+    yield server
+    server.stop()
+
+
+@pytest_asyncio.fixture
+async def connection(server: StoreServer) -> AsyncIterator[StoreConnection]:
+    connection = StoreConnection(server.address)
+    yield connection
+    connection.close()
+
+
+async def measure(connection: StoreConnection, wait_s: float = 10.0) -> m.Reply:
+    return (await connection.ask(m.Measure(), wait_s=wait_s))[0]
+
+
+@pytest.mark.asyncio
+async def test_answers_find_their_questions(connection: StoreConnection) -> None:
+    contents = [bytes([number]) * (1 + 4 * number) for number in range(20)]
+    for number, content in enumerate(contents):
+        request = m.Hold("p", [str(number)], [m.Parcel(b"", ["|u1"])])
+        await connection.ask(request, [content], wait_s=10)
+    order = [number * 7 % 20 for number in range(200)]
+    asked = [connection.ask(m.Find([str(number)]), wait_s=10) for number in order]
+    for number, (_, buffers) in zip(order, await asyncio.gather(*asked), strict=True):
+        assert [frame.bytes for frame in buffers] == [contents[number]]
+
+
+@pytest.mark.asyncio
+async def test_a_request_that_is_refused(connection: StoreConnection) -> None:
+    with pytest.raises(ValueError, match="names"):
+        await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"])]), wait_s=10)
+    assert await measure(connection) == m.Usage(0, 0, 1000)
+
+
+@pytest.mark.asyncio
+async def test_nobody_listens() -> None:
+    with socket.socket() as reserved:
+        reserved.bind((HOST, 0))
+        endpoint = f"tcp://{HOST}:{reserved.getsockname()[1]}"
+        connection = StoreConnection(Address(endpoint, b"secret"))
+        started = time.monotonic()
+        for _ in range(2):
+            with pytest.raises(ConnectionError, match=endpoint):
+                await measure(connection, 20)
+        assert time.monotonic() - started < 10
+        connection.close()
+
+
+@pytest.mark.asyncio
+async def test_the_server_ends_while_an_answer_is_waited_for(
+    server: StoreServer, connection: StoreConnection
+) -> None:
+    await connection.ask(m.Reserve("a", 1000, 0.0, 60.0), wait_s=10)
+    waiting = asyncio.create_task(connection.ask(m.Reserve("b", 1, 60.0, 60.0), wait_s=60))
+    assert await measure(connection) == m.Usage(0, 1000, 1000)
+    await asyncio.to_thread(server.stop)
+    started = time.monotonic()
+    with pytest.raises(ConnectionError):
+        await waiting
+    assert time.monotonic() - started < 10
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_broke_is_made_again(
+    server: StoreServer, connection: StoreConnection
+) -> None:
+    assert await measure(connection) == m.Usage(0, 0, 1000)
+    await asyncio.to_thread(server.stop)
+    port = int(server.address.endpoint.rpartition(":")[2])
+    again = StoreServer(Shelf(7), HOST, port)
+    try:
+        connection.address = again.address  # the secret is a new one
+        while True:
+            try:
+                assert await measure(connection) == m.Usage(0, 0, 7)
+                break
+            except ConnectionError:
+                await asyncio.sleep(0.05)
+    finally:
+        again.stop()
+
+
+@pytest.mark.asyncio
+async def test_no_answer_in_time(server: StoreServer) -> None:
+    connection = StoreConnection(msgspec.structs.replace(server.address, secret=b"wrong"))
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        await measure(connection, 0.3)
+    assert 0.3 <= time.monotonic() - started < 5
+    with pytest.raises(TimeoutError):
+        await measure(connection, 0.0)
+    connection.close()
+
+
+@pytest.mark.asyncio
+async def test_calls_that_wait_when_it_is_closed(server: StoreServer) -> None:
+    connection = StoreConnection(server.address)
+    await connection.ask(m.Reserve("a", 1000, 0.0, 60.0), wait_s=10)
+    waiting = asyncio.create_task(connection.ask(m.Reserve("b", 1, 60.0, 60.0), wait_s=60))
+    await measure(connection)
+    connection.close()
+    with pytest.raises(ConnectionError):
+        await waiting
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "answer", [[], [b"\xc1"], [b"\x80"]], ids=["none", "no message", "no kind"]
+)
+async def test_who_answers_otherwise_is_no_store(answer: list[bytes]) -> None:
+    with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as stranger:
+        stranger.linger = 0
+        port = stranger.bind_to_random_port(f"tcp://{HOST}")
+        connection = StoreConnection(Address(f"tcp://{HOST}:{port}", b"secret"))
+        asking = asyncio.create_task(measure(connection))
+        client, number, *_ = await stranger.recv_multipart()
+        await stranger.send_multipart([client, number, *answer])
+        with pytest.raises(ValueError, match="no store"):
+            await asking
+        asking = asyncio.create_task(measure(connection))
+        client, number, *_ = await stranger.recv_multipart()
+        await stranger.send_multipart([client, b"unknown", m.encode(m.Done())])
+        await stranger.send_multipart([client, number, m.encode(m.Done())])
+        assert await asking == m.Done()
+        connection.close()
+
+
+def test_closed_connections_leave_no_file_open(server: StoreServer, wait_until: WaitUntil) -> None:
+    process = psutil.Process()
+
+    async def use() -> None:
+        connections = [StoreConnection(server.address) for _ in range(10)]
+        await asyncio.gather(*map(measure, connections))
+        for connection in connections:
+            connection.close()
+
+    asyncio.run(use())
+    files = process.num_fds()
+    for _ in range(5):
+        asyncio.run(use())
+    wait_until(lambda: process.num_fds() <= files, what="no more open files than before")
+
+
+PROGRAM = """
+import asyncio, gc, os, sys
+from tq_redis.store import messages as m
+from tq_redis.store.connection import StoreConnection
+from tq_redis.store.server import StoreServer
+from tq_redis.store.shelf import Shelf
+
+server = StoreServer(Shelf(1000), "127.0.0.1")
+kept = []
+
+async def use():
+    connection = StoreConnection(server.address)
+    if "keep" in sys.argv:
+        kept.append(connection)
+    big = bytes(1 << 20)
+    await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"])]), [big], wait_s=10)
+    asyncio.ensure_future(connection.ask(m.Reserve("b", 1000, 60.0, 60.0), wait_s=60))
+    reply, _ = await connection.ask(m.Measure(), wait_s=10)
+    print(reply.capacity, flush=True)
+
+asyncio.run(use())
+gc.collect()
+if "fork" in sys.argv:
+    child = os.fork()
+    asyncio.run(use())
+    if child:
+        sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.parametrize("how", ["drop", "keep", "keep fork"])
+def test_a_process_that_closes_nothing_ends(how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *how.split()],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["1000"] * (3 if "fork" in how else 1)

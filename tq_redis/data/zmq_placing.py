@@ -1,0 +1,171 @@
+"""Which storage unit keeps a block: each put begins with another one, and goes where there is room.
+
+Large blocks come after room was reserved for them, so that a full unit does not receive them in
+vain. Where all are full, the first that has room again is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from tq_redis.data.base import EncodedBlock
+from tq_redis.data.zmq_units import ANSWER_S, UnitGoneError, Units, pause
+from tq_redis.deadline import Deadline
+from tq_redis.errors import DeadlineError, InputError, StoreFullError
+from tq_redis.store import messages as m
+
+# For so long a put waits for room in the units that there are, before it looks for new ones.
+_ROUND_S = 10.0
+# Room is kept this much longer than the call may take that asked for it.
+_KEEP_S = 5.0
+
+
+class Placing:
+    """Finds units for blocks.
+
+    Args:
+        namespace: of the instance, for messages.
+    """
+
+    def __init__(self, units: Units, namespace: str) -> None:
+        self._units = units
+        self._namespace = namespace
+        self._turn = itertools.count(random.randrange(1 << 16))
+
+    async def keep(
+        self,
+        partition: str,
+        names: list[str],
+        blocks: Sequence[EncodedBlock],
+        deadline: Deadline,
+        *,
+        small: bool,
+    ) -> str:
+        """Hand blocks to one unit that has room, and return its id.
+
+        Args:
+            small: try it without asking for room first.
+        """
+        parcels, buffers = m.pack(block.content for block in blocks)
+        hold = m.Hold(partition, names, parcels)
+        nbytes = sum(block.nbytes for block in blocks)
+        if small:
+            unit = (await self._in_turn(nbytes, partition, deadline))[0]
+            reply = await self._try(unit, hold, buffers, 0.0, deadline)
+            if isinstance(reply, m.Done):
+                return unit
+        while True:
+            units = await self._in_turn(nbytes, partition, deadline)
+            unit = await self._find_room(units, names[0], nbytes, partition, deadline)
+            if unit is not None:
+                try:
+                    reply, _ = await self._units.ask(unit, hold, buffers, deadline)
+                except UnitGoneError:
+                    continue
+                if isinstance(reply, m.Done):
+                    return unit
+
+    async def _find_room(
+        self, units: list[str], name: str, nbytes: int, partition: str, deadline: Deadline
+    ) -> str | None:
+        """A unit that keeps room for blocks of which the first has this name; None: none in this
+        round, but there is time for another one.
+
+        Raises:
+            StoreFullError, DeadlineError: there is no time left.
+        """
+        keep_s = min(deadline.remaining + _KEEP_S, m.LONGEST_S)
+        request = m.Reserve(name, nbytes, 0.0, keep_s)
+        if isinstance(await self._try(units[0], request, (), 0.0, deadline), m.Done):
+            return units[0]
+        wait_s = min(_patience(deadline), _ROUND_S)
+        request = m.Reserve(name, nbytes, wait_s, keep_s)
+
+        async def ask(unit: str) -> tuple[str, m.Reply | None]:
+            return unit, await self._try(unit, request, (), wait_s, deadline)
+
+        full: m.Full | None = None
+        asked = [asyncio.ensure_future(ask(unit)) for unit in units]
+        try:
+            for answered in asyncio.as_completed(asked):
+                match await answered:
+                    case unit, m.Done():
+                        others = [other for other in units if other != unit]
+                        await self._units.ask_all(others, m.Drop([name]), deadline)
+                        return unit
+                    case _, m.Full() as full:
+                        pass
+                    case _:
+                        pass  # it has ended, or does not answer
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
+        if _patience(deadline) > 0:
+            return None
+        if full is None:
+            raise DeadlineError(
+                f"None of the storage units {units} answered within {deadline.seconds:g} s",
+                partition=partition,
+                deadline=deadline.seconds,
+            )
+        raise StoreFullError(
+            f"All {len(units)} storage units are full (the last one has {full.used} of "
+            f"{full.capacity} bytes), and nothing was freed within the deadline of "
+            f"{deadline.seconds:g} s. Consume or clear, then retry, or start more units",
+            partition=partition,
+            deadline=deadline.seconds,
+        )
+
+    async def _try(
+        self,
+        unit: str,
+        request: m.Request,
+        buffers: Sequence[Any],
+        wait_s: float,
+        deadline: Deadline,
+    ) -> m.Reply | None:
+        """What a unit answers, which may take ``wait_s`` seconds; None: it has ended, or hangs."""
+        until = Deadline(min(wait_s + ANSWER_S, deadline.remaining))
+        try:
+            reply, _ = await self._units.ask(unit, request, buffers, until)
+        except (UnitGoneError, DeadlineError):
+            return None
+        return reply
+
+    async def _in_turn(self, nbytes: int, partition: str, deadline: Deadline) -> list[str]:
+        """The units that may keep so many bytes, another one first each time.
+
+        Raises:
+            InputError: none ever can.
+            DeadlineError: there is none.
+        """
+        listed = await self._units.listed(deadline)
+        while True:
+            units = [unit for unit in listed.values() if unit.fresh]
+            large = [unit.id for unit in units if nbytes <= unit.capacity]
+            if large:
+                first = next(self._turn) % len(large)
+                return large[first:] + large[:first]
+            if units:
+                raise InputError(
+                    f"A block of {nbytes} bytes is more than any storage unit may keep "
+                    f"({max(unit.capacity for unit in units)}). Put fewer rows at once, or start "
+                    f"units with more --capacity",
+                    partition=partition,
+                )
+            await pause(
+                deadline,
+                f"No storage unit runs in namespace {self._namespace!r}. Start one with tq-redis "
+                f"storage-unit, or let init() start some (data.units)",
+            )
+            listed = await self._units.listed(deadline, anew=True)
+
+
+def _patience(deadline: Deadline) -> float:
+    """Seconds that a unit may wait for room, so that its answer still arrives in time."""
+    return max(0.0, deadline.remaining - max(0.5, 0.1 * deadline.remaining))
