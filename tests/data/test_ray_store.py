@@ -23,7 +23,7 @@ from tests.data.same import assert_same
 from tests.data.units import open_plane as data_plane
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config, DataConfig, RedisConfig
-from tq_redis.data import DataPlane, ray_door
+from tq_redis.data import DataPlane, ray_door, ray_parse
 from tq_redis.data.base import WrittenBlock
 from tq_redis.data.ray_door import Doors
 from tq_redis.data.ray_store import RayBackend
@@ -351,7 +351,7 @@ def test_what_a_parser_raises_comes_back_and_nothing_stays(plane: DataPlane) -> 
         os._exit(1)
 
     def dawdle(columns: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(60)
+        time.sleep(8)
         return columns
 
     def put(parser: Any, deadline: Deadline) -> None:
@@ -367,6 +367,12 @@ def test_what_a_parser_raises_comes_back_and_nothing_stays(plane: DataPlane) -> 
     with pytest.raises(DeadlineError, match="data_parser did not end"):
         put(dawdle, Deadline(5))
     assert run(plane.unconfirmed(0.0, soon())) == {}
+
+
+def test_a_parser_that_ends_too_late_makes_no_store(config: Config) -> None:
+    with pytest.raises(DeadlineError, match="data_parser did not end"):
+        ray_parse._parse_and_write(config, "p", {"x": [1]}, dict, 0.0)
+    assert config.redis.namespace not in listed()
 
 
 # The short way of small blocks

@@ -61,6 +61,8 @@ async def use_everything(plane: ControlPlane, partition: str) -> list[int]:
     assert await plane.fields(partition, soon()) == ["a:b {c}", "x"]
     assert await plane.named_blocks(partition, soon()) == {handle(put)}
 
+    lost = await plane.mark_lost(partition, ids[:2], ["x"], [handle(put)], soon())
+    assert lost.cells == {"x": ids[:2]}
     await plane.clear_samples(partition, ids[:1], soon())
     await plane.forget_freed(partition, ["none"], soon())
     await plane.keep_alive(soon())

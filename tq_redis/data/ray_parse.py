@@ -42,12 +42,7 @@ async def parse_and_write(
             return await ref
     except TimeoutError:
         ray.cancel(ref)
-        raise DeadlineError(
-            f"data_parser did not end within the deadline of {deadline.seconds:g} s",
-            partition=partition,
-            fields=list(columns),
-            deadline=deadline.seconds,
-        ) from None
+        raise _late(partition, columns, deadline) from None
     except RayTaskError as error:
         raise (error.cause if isinstance(error.cause, TQError) else error) from None
     except WorkerCrashedError as error:
@@ -63,15 +58,28 @@ def _parse_and_write(
 ) -> list[WrittenBlock]:
     from tq_redis.data.ray_store import RayBackend
 
+    deadline = Deadline(seconds)
+
     async def write() -> list[WrittenBlock]:
         data = config.data
         made = parser(columns)
+        if deadline.passed:  # nobody waits for it any more; the queue itself may have ended
+            raise _late(partition, columns, deadline)
         blocks = encode(made, block_bytes=data.block_bytes, allow_pickle=data.pickle)
         backend = RayBackend(config)
         try:
-            handles = await backend.write(partition, blocks, Deadline(seconds))
+            handles = await backend.write(partition, blocks, deadline)
         finally:
             await backend.close()
         return [block.written(handle) for block, handle in zip(blocks, handles, strict=True)]
 
     return asyncio.run(write())
+
+
+def _late(partition: str, columns: Mapping[str, Column], deadline: Deadline) -> DeadlineError:
+    return DeadlineError(
+        f"data_parser did not end within the deadline of {deadline.seconds:g} s",
+        partition=partition,
+        fields=list(columns),
+        deadline=deadline.seconds,
+    )
