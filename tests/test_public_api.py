@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tq_redis
 
 PACKAGE = Path(tq_redis.__file__).parent
@@ -18,6 +20,7 @@ LAYERS = [
     ["metadata", "redis_server"],
     ["control"],
     ["storage_unit"],
+    ["unit_actors"],
     ["data"],
     ["samplers", "checkpoint"],
     ["client"],
@@ -43,6 +46,13 @@ def test_all_names_are_there() -> None:
 def test_looking_at_a_queue_needs_no_torch() -> None:
     """The command line answers at once; importing torch takes seconds."""
     code = "import sys, tq_redis.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("store", ["store.ray_actor", "unit_actors"])
+def test_a_store_needs_no_torch(store: str) -> None:
+    """It starts at once, on every node, and stays small."""
+    code = f"import sys, tq_redis.{store}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

@@ -107,8 +107,9 @@ def test_units_serve_one_run_after_the_other(
         client = tq.get_client()
         meta = client.put({"x": torch.full((3,), float(turn))}, partition_id="p")
         assert client.get_data(meta)["x"].tolist() == [float(turn)] * 3
-        used = client._portal.run(client._core.data.usage(client._core._deadline(None)))
+        used = client.get_store_usage()
         assert sum(usage.blocks for usage in used) == 1  # nothing of the run before
+        assert {usage.capacity for usage in used} == {int(0.1 * 2**30)}
         tq.close()
 
 

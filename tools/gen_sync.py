@@ -49,6 +49,7 @@ from tq_redis.client.kv import AsyncKVClient, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
 from tq_redis.control.standing import Standing
+from tq_redis.data import StoreUsage
 from tq_redis.data.devices import Device
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 from tq_redis.samplers import Sampler

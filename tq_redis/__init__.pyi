@@ -3,6 +3,7 @@
 from .client.sync import Client
 from .config import Config, DataConfig, RedisConfig
 from .control.standing import Standing, TaskStanding, Waiter
+from .data.base import StoreUsage
 from .errors import (
     AuthenticationError,
     CannotFillError,
@@ -101,6 +102,7 @@ __all__ = [
     "ServerUnavailableError",
     "Standing",
     "StoreFullError",
+    "StoreUsage",
     "TQError",
     "TaskStanding",
     "Waiter",

@@ -57,7 +57,8 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         unit_bytes: bytes that each of these may keep.
         curve: encrypt what travels between clients and stores by ZeroMQ (CurveZMQ); each store
             makes its own key.
-        block_bytes: a put is split by rows into blocks of about this many bytes.
+        block_bytes: neighbouring fields of a put share blocks of up to so many bytes; a larger
+            field is cut by rows into blocks of about that size.
         orphan_grace_s: a block that no row names this long after it was written is freed.
         pickle: allow non-tensor values that msgpack cannot carry to be pickled.
     """

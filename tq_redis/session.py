@@ -242,7 +242,7 @@ def _ensure_ray() -> bool:
 
 
 def _require_one_host(config: Config) -> None:
-    if config.data.backend != "ray":
+    if not config.data.needs_ray:
         return
     hosts = {node["NodeManagerHostname"] for node in _ray().nodes() if node["Alive"]}
     if len(hosts) > 1:

@@ -5,17 +5,15 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
 from typing import Any
 
 import ray
 import torch
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import tq_redis
+from tests.raylets import two_raylets
 
 
 def put(partition: str, value: float) -> None:
@@ -23,15 +21,7 @@ def put(partition: str, value: float) -> None:
 
 
 def main(url: str, namespace: str, folder: str) -> None:
-    directory = tempfile.mkdtemp(prefix="tq-ray-")
-    options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={**options, "temp_dir": directory, "include_dashboard": False},
-    )
-    try:
-        far: Any = cluster.add_node(**options)
-        ray.init(address=cluster.address, log_to_driver=False)
+    with two_raylets(100 << 20) as (_, far):
         tq_redis.init({"redis": {"url": url, "namespace": namespace}, "timeout_s": 60})
         put("near", 1.0)
         there = NodeAffinitySchedulingStrategy(far.node_id, soft=False)
@@ -39,10 +29,6 @@ def main(url: str, namespace: str, folder: str) -> None:
         ray.get(far_put.options(scheduling_strategy=there).remote("far", 2.0))
         tq_redis.save_checkpoint(folder, metadata={"stores": 2})
         tq_redis.close()
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

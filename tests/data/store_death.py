@@ -6,19 +6,17 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
-import tempfile
 import time
 from typing import Any
 
 import ray
 import torch
-from ray.cluster_utils import Cluster
 from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import tq_redis as tq
+from tests.raylets import two_raylets
 from tq_redis.data.ray_stores import RAY_NAMESPACE
 
 WIDTH = 1 << 15  # 128 KiB a row: blocks that lie in the object store
@@ -127,22 +125,10 @@ class Steps:
 
 
 def main(url: str, namespace: str) -> None:
-    directory = tempfile.mkdtemp(prefix="tq-ray-")
-    options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 << 20}
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={**options, "temp_dir": directory, "include_dashboard": False},
-    )
-    try:
-        far = cluster.add_node(**options)
-        ray.init(address=cluster.address, log_to_driver=False)
+    with two_raylets(100 << 20) as (cluster, far):
         tq.init({"redis": {"url": url, "namespace": namespace}, "timeout_s": 60})
         Steps(cluster, far, namespace).run()
         tq.close()
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

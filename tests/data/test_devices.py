@@ -20,8 +20,8 @@ import tq_redis as tq
 from tests.data.columns import tensor_columns, value_columns
 from tests.data.same import assert_same
 from tq_redis.data import pieces
-from tq_redis.data.codec import StoredBlock, encode
-from tq_redis.data.devices import in_time
+from tq_redis.data.calls import in_thread
+from tq_redis.data.codec import NOT_COPIED, StoredBlock, encode
 from tq_redis.data.pieces import Memory, Part, joined, joined_on
 from tq_redis.deadline import Deadline
 
@@ -112,11 +112,11 @@ def test_a_device_that_does_not_answer_is_given_up_at_the_deadline() -> None:
 
     async def copy() -> None:
         try:
-            await in_time(Deadline(0.1), stuck.wait)
+            await in_thread(Deadline(0.1), NOT_COPIED, stuck.wait)
         finally:
             stuck.set()
 
-    with pytest.raises(tq.DeadlineError, match="has not finished what was given to it") as caught:
+    with pytest.raises(tq.DeadlineError, match="a device did not finish") as caught:
         asyncio.run(copy())
     assert caught.value.deadline == 0.1
 

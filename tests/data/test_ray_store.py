@@ -29,7 +29,14 @@ from tq_redis.data.ray_door import Doors
 from tq_redis.data.ray_store import RayBackend
 from tq_redis.data.ray_stores import RAY_NAMESPACE, Stores, running_instances
 from tq_redis.deadline import Deadline
-from tq_redis.errors import DataLostError, DeadlineError, InputError, StoreFullError, TQError
+from tq_redis.errors import (
+    DataLostError,
+    DeadlineError,
+    InputError,
+    NotInitializedError,
+    StoreFullError,
+    TQError,
+)
 from tq_redis.store import messages
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -323,6 +330,19 @@ def test_two_nodes() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_node_of_another_cluster_is_no_loss(config: Config, plane: DataPlane) -> None:
+    (block,) = run(plane.put("p", {"x": torch.arange(8)}, soon()))
+    _, node, name = block.handle.split("/")
+    elsewhere = f"ray/{node[::-1]}/{name}"
+    for call in (
+        plane.get({"x": [(elsewhere, 0, 8)]}, soon()),
+        plane.delete([elsewhere], soon()),
+    ):
+        with pytest.raises(NotInitializedError, match="another Ray cluster"):
+            run(call)
+    assert_same(run(plane.get(all_rows([block]), soon()))["x"], torch.arange(8))
 
 
 # Parsers

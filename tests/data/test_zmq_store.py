@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
 import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -153,6 +154,35 @@ async def test_a_unit_that_died(units: Units, plane: DataPlane, host: str) -> No
             await reader.delete(handles(lost), soon())
             await reader.confirm(handles(lost), soon())
             await reader.unconfirmed(0.0, soon())
+
+
+@pytest.mark.asyncio
+async def test_a_refusal_alone_is_no_loss(units: Units, plane: DataPlane) -> None:
+    """It may be a firewall's, or another machine's that has this address here."""
+    for _ in range(2):
+        units.start()
+    blocks = [await put(plane, BLOCK) for _ in range(2)]
+    far, near = map(unit_of, blocks)
+    server = units.servers[far]
+    address = server.address
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        endpoint = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    server.address = msgspec.structs.replace(address, endpoint=endpoint)
+    async with closing(open_plane(CONFIG, units)) as other:
+        with pytest.raises(DeadlineError, match=f"{far} at {endpoint} did not answer"):
+            await read(other, blocks[0], within=1.5)
+        started = time.monotonic()
+        more = [await put(other, nbytes) for nbytes in (BLOCK, BLOCK, 100, 100)]
+        assert {unit_of(block) for block in more} == {near}
+        assert time.monotonic() - started < 5
+        server.address = address
+        units.stale.add(far)  # Redis was away, and it answers
+        await read(plane, *blocks)
+        await asyncio.to_thread(units.stop, near)
+        units.stale.discard(near)
+        units.stale.add(far)
+        with pytest.raises(DeadlineError, match=f"'{near}'"):
+            await put(other, 100, Deadline(1.5))
 
 
 @pytest.mark.asyncio

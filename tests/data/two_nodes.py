@@ -6,18 +6,16 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import time
 from typing import Any
 
 import ray
 import torch
-from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tests.data.runs import all_rows
 from tests.data.units import closing, open_plane
+from tests.raylets import two_raylets
 from tq_redis.config import Config, RedisConfig
 from tq_redis.data.base import Column, WrittenBlock
 from tq_redis.deadline import Deadline
@@ -101,17 +99,8 @@ async def fails(blocks: list[WrittenBlock], within: float) -> None:
 
 
 def main() -> None:
-    directory = tempfile.mkdtemp(prefix="tq-ray-")
-    node = {"num_cpus": 1, "object_store_memory": 200 << 20, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={**node, "temp_dir": directory})
-    try:
-        far = cluster.add_node(num_cpus=1, object_store_memory=200 << 20)
-        ray.init(address=cluster.address, log_to_driver=False)
+    with two_raylets(200 << 20) as (cluster, far):
         asyncio.run(steps(cluster, far))
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 if __name__ == "__main__":

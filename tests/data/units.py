@@ -29,10 +29,12 @@ class Units:
         return name
 
     def stop(self, name: str, *, strike: bool = False) -> None:
-        """End a unit, as if killed, or in good order."""
+        """End a unit: killed some time ago, or in good order."""
         self.servers[name].stop()
         if strike:
             del self.servers[name]
+        else:
+            self.stale.add(name)
 
     async def units(self, deadline: Deadline) -> dict[str, Unit]:
         return {

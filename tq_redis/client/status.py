@@ -8,6 +8,7 @@ import torch
 
 from tq_redis.client.core import ClientCore, distinct
 from tq_redis.control.standing import Standing, standing_of
+from tq_redis.data import StoreUsage
 from tq_redis.errors import InputError, PartitionNotFoundError
 from tq_redis.metadata import BatchMeta
 
@@ -39,6 +40,15 @@ class StatusCalls(ClientCore):
             PartitionNotFoundError
         """
         return await standing_of(self.control, partition_id, self._deadline(timeout))
+
+    async def get_store_usage(self, *, timeout: float | None = None) -> list[StoreUsage]:
+        """How many blocks and bytes each store keeps, and how many it may: the stores of the Ray
+        nodes, and the storage units. Those that do not answer are left out.
+
+        Raises:
+            NotInitializedError: this process cannot reach all kinds of stores that the queue has.
+        """
+        return await self.data.usage(self._deadline(timeout))
 
     async def get_production_status(
         self, data_fields: Sequence[str], partition_id: str, *, timeout: float | None = None

@@ -16,6 +16,7 @@ from tq_redis.client.kv import AsyncKVClient, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
 from tq_redis.control.standing import Standing
+from tq_redis.data import StoreUsage
 from tq_redis.data.devices import Device
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 from tq_redis.samplers import Sampler
@@ -481,6 +482,19 @@ class Client:
     ) -> Standing:
         """Awaitable form of :meth:`get_standing`."""
         return await self._portal.arun(self._core.get_standing(partition_id, timeout=timeout))
+
+    def get_store_usage(self, *, timeout: float | None = None) -> list[StoreUsage]:
+        """How many blocks and bytes each store keeps, and how many it may: the stores of the Ray
+        nodes, and the storage units. Those that do not answer are left out.
+
+        Raises:
+            NotInitializedError: this process cannot reach all kinds of stores that the queue has.
+        """
+        return self._portal.run(self._core.get_store_usage(timeout=timeout))
+
+    async def async_get_store_usage(self, *, timeout: float | None = None) -> list[StoreUsage]:
+        """Awaitable form of :meth:`get_store_usage`."""
+        return await self._portal.arun(self._core.get_store_usage(timeout=timeout))
 
     def get_production_status(
         self, data_fields: Sequence[str], partition_id: str, *, timeout: float | None = None

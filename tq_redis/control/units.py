@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from tq_redis.control.keys import Keys
@@ -10,7 +12,7 @@ from tq_redis.deadline import Deadline
 from tq_redis.store.server import Address
 from tq_redis.store.units import Unit
 
-RENEW_S = 5.0
+RENEW_S = 2.0
 """Every so often a unit renews its entry."""
 
 # An entry outlives its unit for so long, so that readers of blocks that are gone can be told so
@@ -38,19 +40,18 @@ class UnitList:
     async def units(self, deadline: Deadline) -> dict[str, Unit]:
         """The units by id; those that have ended are not among them."""
         members = await self._connection.command("SMEMBERS", self._keys.units, deadline=deadline)
-        found: dict[str, Unit] = {}
-        for name in sorted(member.decode() for member in members):
-            key = self._keys.unit(name)
-            text, left = await self._connection.commands(
-                ("GET", key), ("TTL", key), deadline=deadline
-            )
-            if text is None:
-                await self._connection.command("SREM", self._keys.units, name, deadline=deadline)
-                continue
-            entry = msgspec.json.decode(text, type=_Entry)
-            fresh = left >= _LIFETIME_S - _FRESH_S
-            found[name] = Unit(name, entry.address, entry.capacity, fresh)
-        return found
+        names = sorted(member.decode() for member in members)
+        found = await asyncio.gather(*(self._unit(name, deadline) for name in names))
+        return {unit.id: unit for unit in found if unit is not None}
+
+    async def _unit(self, name: str, deadline: Deadline) -> Unit | None:
+        key = self._keys.unit(name)
+        text, left = await self._connection.commands(("GET", key), ("TTL", key), deadline=deadline)
+        if text is None:
+            await self._connection.command("SREM", self._keys.units, name, deadline=deadline)
+            return None
+        entry = msgspec.json.decode(text, type=_Entry)
+        return Unit(name, entry.address, entry.capacity, left >= _LIFETIME_S - _FRESH_S)
 
     async def enter(self, name: str, address: Address, capacity: int, deadline: Deadline) -> None:
         """Write the entry of a unit, or renew it."""

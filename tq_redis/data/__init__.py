@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tq_redis.config import Config
-from tq_redis.data.base import Backend, Column, Parser, Run, WrittenBlock
+from tq_redis.data.base import Backend, Column, Parser, Run, StoreUsage, WrittenBlock
 from tq_redis.data.plane import DataPlane
 from tq_redis.store.units import Directory
 
-__all__ = ["Column", "DataPlane", "Directory", "Parser", "Run", "WrittenBlock", "open_data_plane"]
+__all__ = [
+    "Column",
+    "DataPlane",
+    "Directory",
+    "Parser",
+    "Run",
+    "StoreUsage",
+    "WrittenBlock",
+    "open_data_plane",
+]
 
 
 def open_data_plane(config: Config, directory: Directory) -> DataPlane:

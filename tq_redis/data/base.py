@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -118,12 +118,10 @@ class StoreUsage:
 class Backend(ABC):
     """One kind of store, seen from one process. Every call ends by its deadline.
 
-    Handles begin with :attr:`name` and a slash.
+    Handles begin with the backend's name, as in the settings, and a slash.
 
     Raises (all calls): DeadlineError when the deadline passed.
     """
-
-    name: ClassVar[str]
 
     @abstractmethod
     async def start(self, deadline: Deadline) -> None:

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 
 from tq_redis.data.base import Column, Content, EncodedBlock, Run
+from tq_redis.data.calls import in_thread
 from tq_redis.data.columns import Buffer, Cuttable, check_columns, cuttable
-from tq_redis.data.devices import callers_stream, in_time
+from tq_redis.data.devices import callers_stream
 from tq_redis.data.gather import Gatherer, Source
-from tq_redis.data.nested import tensor_schema
 from tq_redis.data.spans import Span, spans_of
 from tq_redis.data.values import UnsupportedValueError
 from tq_redis.deadline import Deadline
@@ -32,6 +32,10 @@ _LIGHT_ROWS = 4096
 _LIGHT_VALUES = 512
 # What a value costs beside its characters, in the time that bytes take.
 _VALUE_BYTES = 64
+
+
+# A thread that copies columns waits for nothing else.
+NOT_COPIED = "Columns were not copied, or a device did not finish what it had to do before,"
 
 
 class _Part(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +60,6 @@ class StoredBlock:
     """A block as a reader sees it.
 
     Attributes:
-        content: what is stored.
         rows: number of rows.
         nbytes: bytes of the rows.
         origins: field -> type of the device that it was put from.
@@ -64,7 +67,6 @@ class StoredBlock:
 
     def __init__(self, header: bytes, buffers: Sequence[Buffer]) -> None:
         decoded = msgspec.msgpack.decode(header, type=_Header)
-        self.content = header, buffers
         self.rows = decoded.rows
         self.nbytes = sum(buffer.nbytes for buffer in buffers)
         self.origins = {part.field: part.device for part in decoded.parts}
@@ -94,11 +96,6 @@ def encoded(content: Content) -> EncodedBlock:
     decoded = msgspec.msgpack.decode(header, type=_Header)
     schema = {part.field: part.schema for part in decoded.parts}
     return EncodedBlock(schema, 0, decoded.rows, header, list(buffers))
-
-
-def describe(column: Column) -> FieldSchema:
-    """What a column holds: kind, dtype and shape of one sample."""
-    return FieldSchema("object") if isinstance(column, list) else tensor_schema(column)
 
 
 def encode(
@@ -187,7 +184,7 @@ async def decoded(
     nbytes = sum(block.nbytes for block in blocks.values())
     if device is None and rows <= _LIGHT_ROWS and nbytes <= _LIGHT_BYTES:
         return now()
-    return await in_time(deadline, now)
+    return await in_thread(deadline, NOT_COPIED, now)
 
 
 def _cuts(part: Mapping[str, Cuttable], rows: int, block_bytes: int) -> list[tuple[int, int]]:

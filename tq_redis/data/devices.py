@@ -12,18 +12,15 @@ before what it gives to it later.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 
-from tq_redis.deadline import Deadline
-from tq_redis.errors import DeadlineError, InputError
+from tq_redis.errors import InputError
 
-T = TypeVar("T")
 Device = str | torch.device
 
 
@@ -182,20 +179,3 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
         copy.copy_(plain, non_blocking=True)
         stream.synchronize()
         return copy
-
-
-async def in_time(deadline: Deadline, call: Callable[[], T]) -> T:
-    """Run what may wait for a device in a thread, and stop waiting for it at the deadline.
-
-    Raises:
-        DeadlineError: it is still at work then.
-    """
-    try:
-        async with asyncio.timeout(deadline.remaining):
-            return await asyncio.to_thread(call)
-    except TimeoutError:
-        raise DeadlineError(
-            f"Columns were not copied within {deadline.seconds} s. If they come from or go to a "
-            "device: it has not finished what was given to it before",
-            deadline=deadline.seconds,
-        ) from None

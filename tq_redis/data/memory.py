@@ -24,8 +24,6 @@ _LIGHT_BYTES = 1 << 20
 class MemoryBackend(Backend):
     """A shelf of this process."""
 
-    name = "memory"
-
     def __init__(self, config: Config) -> None:
         self._namespace = config.redis.namespace
 

@@ -23,9 +23,8 @@ from tq_redis.data.base import (
     StoreUsage,
     WrittenBlock,
 )
-from tq_redis.data.codec import StoredBlock, decoded, encode, encoded, is_light
-from tq_redis.data.devices import in_time
-from tq_redis.data.together import together
+from tq_redis.data.calls import in_thread, together
+from tq_redis.data.codec import NOT_COPIED, StoredBlock, decoded, encode, encoded, is_light
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, InputError
 
@@ -115,7 +114,7 @@ class DataPlane:
             )
 
         light = parser is None and is_light(columns)
-        blocks = cut() if light else await in_time(deadline, cut)
+        blocks = cut() if light else await in_thread(deadline, NOT_COPIED, cut)
         return await self._write(partition, blocks, deadline)
 
     async def write_blocks(

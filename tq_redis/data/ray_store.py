@@ -32,10 +32,10 @@ from tq_redis.data.base import (
     StoreUsage,
     WrittenBlock,
 )
+from tq_redis.data.calls import together
 from tq_redis.data.ray_door import Doors
 from tq_redis.data.ray_parse import parse_and_write
-from tq_redis.data.ray_stores import StoreGoneError, Stores, in_thread, running_instances
-from tq_redis.data.together import together
+from tq_redis.data.ray_stores import StoreGoneError, Stores, ray_call, running_instances
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
     DataLostError,
@@ -67,8 +67,6 @@ class RayBackend(Backend):
         NotInitializedError: this process has not joined Ray.
     """
 
-    name = "ray"
-
     def __init__(self, config: Config) -> None:
         if not ray.is_initialized():
             raise NotInitializedError(
@@ -92,7 +90,7 @@ class RayBackend(Backend):
             named = [(_SMALL + secrets.token_hex(8), block) for block in blocks]
             if await self._doors.hold(self._node, partition, named, deadline):
                 return [self._handle(name) for name, _ in named]
-        entries = await in_thread(deadline, _put_blocks, blocks)
+        entries = await ray_call(deadline, _put_blocks, blocks)
         full = await self._stores.ask(
             self._node,
             lambda store: store.hold.remote(partition, entries, _patience(deadline)),

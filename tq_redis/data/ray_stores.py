@@ -21,9 +21,10 @@ from ray.util import list_named_actors
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from tq_redis.config import Config
-from tq_redis.data import ray_actor
+from tq_redis.data.calls import in_thread
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DeadlineError, NotInitializedError, StoreFullError
+from tq_redis.store import ray_actor
 
 ray: Any = untyped_ray  # its own types are partial
 
@@ -46,14 +47,14 @@ class Stores:
         """The nodes that have a store."""
         if not ray.is_initialized():  # any call would start a new Ray
             return []
-        names = await in_thread(deadline, _store_names, self._config.redis.namespace)
+        names = await ray_call(deadline, _store_names, self._config.redis.namespace)
         return [name.rpartition(":")[2] for name in names]
 
     async def end_all(self, deadline: Deadline) -> None:
         """End the stores, with all their blocks."""
         if not ray.is_initialized():
             return
-        await in_thread(deadline, _kill_stores, self._config.redis.namespace)
+        await ray_call(deadline, _kill_stores, self._config.redis.namespace)
         self.forget()
 
     def forget(self) -> None:
@@ -73,7 +74,8 @@ class Stores:
         Raises:
             StoreGoneError: there is no store.
             DeadlineError: no answer in time.
-            NotInitializedError: a store is to be made, but Ray was shut down.
+            NotInitializedError: a store is to be made, but Ray was shut down; or the node is in
+                another Ray cluster.
         """
         if not ray.is_initialized():  # any call would start a new Ray
             if create:
@@ -85,7 +87,7 @@ class Stores:
             known = node in self._known
             try:
                 if not known:
-                    self._known[node] = await in_thread(deadline, self._store, node, create)
+                    self._known[node] = await ray_call(deadline, self._store, node, create)
                 return await _answer(call(self._known[node]), deadline)
             except ActorUnavailableError as error:
                 await _pause(node, deadline, error)
@@ -103,6 +105,7 @@ class Stores:
             try:
                 return ray.get_actor(name, namespace=RAY_NAMESPACE)
             except ValueError:
+                _require_own(node)
                 raise StoreGoneError from None
         actor: Any = ray.remote(ray_actor.Store)
         return actor.options(
@@ -147,6 +150,19 @@ def running_instances(timeout: float = 5.0) -> dict[str, str]:
     return found
 
 
+def _require_own(node: str) -> None:
+    """Raises:
+    NotInitializedError: the node is none of this Ray cluster, whatever it was: the stores of
+        another cluster cannot be seen from here, and are no less alive for it.
+    """
+    if node not in {known["NodeID"] for known in ray.nodes()}:
+        raise NotInitializedError(
+            f"Node {node}, which keeps blocks of this queue, is in another Ray cluster than this "
+            f"process. Join that one with ray.init(address=...), or leave these blocks to those "
+            f"who are in it."
+        )
+
+
 def _prefix(namespace: str) -> str:
     return f"store:{namespace}:"
 
@@ -178,12 +194,11 @@ async def _answer(ref: Any, deadline: Deadline) -> Any:
         raise _late("A store", deadline) from None
 
 
-async def in_thread(deadline: Deadline, call: Callable[..., Any], *args: Any) -> Any:
+async def ray_call(deadline: Deadline, call: Callable[..., Any], *args: Any) -> Any:
     """Run a call of Ray that blocks, and stop waiting for it at the deadline."""
     try:
-        async with asyncio.timeout(deadline.remaining):
-            return await asyncio.to_thread(call, *args)
-    except (TimeoutError, GetTimeoutError):
+        return await in_thread(deadline, "Ray did not answer", lambda: call(*args))
+    except GetTimeoutError:
         raise _late("Ray", deadline) from None
     except ObjectStoreFullError as error:
         raise StoreFullError(

@@ -63,8 +63,8 @@ class Placing:
             unit = await self._find_room(units, names[0], nbytes, partition, deadline)
             if unit is not None:
                 try:
-                    reply, _ = await self._units.ask(unit, hold, buffers, deadline)
-                except UnitGoneError:
+                    reply, _ = await self._units.ask(unit, hold, buffers, deadline, patient=False)
+                except (UnitGoneError, ConnectionRefusedError):
                     continue
                 if isinstance(reply, m.Done):
                     return unit
@@ -129,11 +129,11 @@ class Placing:
         wait_s: float,
         deadline: Deadline,
     ) -> m.Reply | None:
-        """What a unit answers, which may take ``wait_s`` seconds; None: it has ended, or hangs."""
+        """What a unit answers, which may take ``wait_s`` seconds; None: it cannot be reached."""
         until = Deadline(min(wait_s + ANSWER_S, deadline.remaining))
         try:
-            reply, _ = await self._units.ask(unit, request, buffers, until)
-        except (UnitGoneError, DeadlineError):
+            reply, _ = await self._units.ask(unit, request, buffers, until, patient=False)
+        except (UnitGoneError, ConnectionRefusedError, DeadlineError):
             return None
         return reply
 
@@ -146,7 +146,8 @@ class Placing:
         """
         listed = await self._units.listed(deadline)
         while True:
-            units = [unit for unit in listed.values() if unit.fresh]
+            fresh = [unit for unit in listed.values() if unit.fresh]
+            units = [unit for unit in fresh if not self._units.refuses(unit.id)]
             large = [unit.id for unit in units if nbytes <= unit.capacity]
             if large:
                 first = next(self._turn) % len(large)
@@ -158,10 +159,11 @@ class Placing:
                     f"units with more --capacity",
                     partition=partition,
                 )
+            silent = f"; {[unit.id for unit in fresh]} refuse connections" if fresh else ""
             await pause(
                 deadline,
-                f"No storage unit runs in namespace {self._namespace!r}. Start one with tq-redis "
-                f"storage-unit, or let init() start some (data.units)",
+                f"No storage unit runs in namespace {self._namespace!r}{silent}. Start one with "
+                f"tq-redis storage-unit, or let init() start some (data.units)",
             )
             listed = await self._units.listed(deadline, anew=True)
 

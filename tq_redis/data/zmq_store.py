@@ -4,18 +4,16 @@ Ray. Each block goes to one unit.
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
 
 from tq_redis.config import Config
 from tq_redis.data.base import Backend, Content, EncodedBlock, StoreUsage
-from tq_redis.data.together import together
+from tq_redis.data.calls import in_thread, together
 from tq_redis.data.zmq_placing import Placing
 from tq_redis.data.zmq_units import UnitGoneError, Units, pause
 from tq_redis.deadline import Deadline
-from tq_redis.errors import DataLostError, DeadlineError, shorten
+from tq_redis.errors import DataLostError, shorten
 from tq_redis.store import messages as m
 from tq_redis.store.units import Directory
 
@@ -25,8 +23,6 @@ SMALL_BYTES = 64 << 10
 # For undoing a put. A unit that takes longer does it nevertheless, when it comes to it.
 _UNDO_S = 0.5
 
-T = TypeVar("T")
-
 
 class ZmqBackend(Backend):
     """One process's way to the storage units of an instance.
@@ -34,8 +30,6 @@ class ZmqBackend(Backend):
     Args:
         directory: where the units are listed.
     """
-
-    name = "zmq"
 
     def __init__(self, config: Config, directory: Directory) -> None:
         self._config = config
@@ -45,9 +39,13 @@ class ZmqBackend(Backend):
     async def start(self, deadline: Deadline) -> None:
         """Starts the units that the settings ask for; others start by themselves."""
         if self._config.data.units:
-            from tq_redis.data.zmq_actors import start_units  # with Ray, which others need not have
+            from tq_redis.unit_actors import start_units  # with Ray, which others need not have
 
-            started = await self._in_thread(deadline, start_units)
+            started = await in_thread(
+                deadline,
+                "Ray did not start the storage units",
+                lambda: start_units(self._config, deadline.remaining),
+            )
             while not set(started) <= set(await self._units.listed(deadline, anew=True)):
                 await pause(deadline, f"Storage units {started} did not enter themselves")
 
@@ -122,23 +120,16 @@ class ZmqBackend(Backend):
         next run."""
         await self._ask_all(m.Drop(), deadline)
         if self._config.data.units:
-            from tq_redis.data.zmq_actors import end_units
+            from tq_redis.unit_actors import end_units
 
-            await self._in_thread(deadline, end_units)
+            await in_thread(
+                deadline,
+                "Ray did not end the storage units",
+                lambda: end_units(self._config, deadline.remaining),
+            )
 
     async def close(self) -> None:
         self._units.close()
-
-    async def _in_thread(self, deadline: Deadline, call: Callable[[Config, float], T]) -> T:
-        """A call that Ray answers, within so many seconds."""
-        try:
-            async with asyncio.timeout(deadline.remaining):
-                return await asyncio.to_thread(call, self._config, deadline.remaining)
-        except TimeoutError:
-            raise DeadlineError(
-                f"Ray did not start or end the storage units within {deadline.seconds:g} s",
-                deadline=deadline.seconds,
-            ) from None
 
     async def _tell(
         self, handles: Iterable[str], request: Callable[[list[str]], m.Request], deadline: Deadline

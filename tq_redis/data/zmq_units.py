@@ -1,8 +1,8 @@
 """How one process talks to the storage units of an instance.
 
-A request that was cut off is made again: all are safe to repeat. Whether a unit is gone, and its
-blocks with it, is asked of the host that it ran on: as long as the unit may be alive, it is waited
-for until the deadline, and nothing is given up.
+A request that was cut off is made again: all are safe to repeat. A unit is gone, and its blocks
+with it, if it has struck its entry, or has not renewed it for a while and refuses connections. As
+long as it may be alive, it is waited for until the deadline, and nothing is given up.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from tq_redis.data.together import together
+from tq_redis.data.calls import together
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DeadlineError, ServerError
 from tq_redis.store import messages as m
@@ -28,6 +28,8 @@ _LISTED_S = 2.0
 # A host that is there says within this time that nobody listens at a port.
 _PROBE_S = 1.0
 _LOOK_S = 0.25
+# For so long nothing new is offered to a unit that refused.
+_REFUSED_S = 1.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
@@ -51,6 +53,7 @@ class Units:
         self._listed: dict[str, Unit] = {}
         self._listed_until = Deadline(0)
         self._gone: set[str] = set()
+        self._refusing: dict[str, Deadline] = {}
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -66,13 +69,27 @@ class Units:
             self._listed_until = Deadline(_LISTED_S)
         return self._listed
 
+    def refuses(self, unit: str) -> bool:
+        """Whether nobody listened where the unit should, a moment ago."""
+        return unit in self._refusing and not self._refusing[unit].passed
+
     async def ask(
-        self, unit: str, request: m.Request, buffers: Sequence[Any], deadline: Deadline
+        self,
+        unit: str,
+        request: m.Request,
+        buffers: Sequence[Any],
+        deadline: Deadline,
+        *,
+        patient: bool = True,
     ) -> Answer:
         """The answer of a unit.
 
+        Args:
+            patient: ask again if nobody listens there; others can do without this unit.
+
         Raises:
             UnitGoneError: it has ended.
+            ConnectionRefusedError: nobody listens there, although it may be alive.
             DeadlineError: it did not answer in time.
         """
         pause = _FIRST_PAUSE_S
@@ -85,6 +102,8 @@ class Units:
             except ConnectionError:
                 if await self._is_gone(unit, connection, deadline):
                     raise UnitGoneError from None
+                if not patient and self.refuses(unit):
+                    raise ConnectionRefusedError(connection.address.endpoint) from None
                 await asyncio.sleep(min(pause, deadline.remaining))
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
             if deadline.passed:
@@ -129,21 +148,24 @@ class Units:
         return self._connections[unit]
 
     async def _is_gone(self, unit: str, connection: StoreConnection, deadline: Deadline) -> bool:
-        """Whether a unit that cannot be reached has ended for certain: its host says that nobody
-        listens there any more, or its entry was struck."""
+        """Whether a unit that cannot be reached has ended for certain. A refusal alone may be a
+        firewall's, or that of another machine which has the same address here."""
         try:
             async with asyncio.timeout(min(_PROBE_S, deadline.remaining)):
-                gone = await _nobody_listens(connection.address.endpoint)
+                refused = await _nobody_listens(connection.address.endpoint)
         except (OSError, TimeoutError):
-            gone = False
-        if not gone:
-            try:
-                gone = unit not in await self._directory.units(deadline)
-            except (ServerError, DeadlineError):  # then nobody knows
-                gone = False
+            refused = False
+        if refused:
+            self._refusing[unit] = Deadline(_REFUSED_S)
+        try:
+            entry = (await self._directory.units(deadline)).get(unit)
+        except (ServerError, DeadlineError):  # then nobody knows
+            return False
+        gone = entry is None or (refused and not entry.fresh)
         if gone:
             self._gone.add(unit)
             self._listed.pop(unit, None)
+            self._refusing.pop(unit, None)
             if self._connections.get(unit) is connection:
                 del self._connections[unit]
                 connection.close()

@@ -1,0 +1,31 @@
+"""Two Ray nodes on this host, for programs that tests run in processes of their own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+
+@contextmanager
+def two_raylets(object_store_bytes: int) -> Generator[tuple[Any, Any]]:
+    """The cluster and its second node; this process has joined the first one."""
+    directory = tempfile.mkdtemp(prefix="tq-ray-")
+    options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": object_store_bytes}
+    cluster: Any = Cluster(
+        initialize_head=True,
+        head_node_args={**options, "temp_dir": directory, "include_dashboard": False},
+    )
+    try:
+        far = cluster.add_node(**options)
+        ray.init(address=cluster.address, log_to_driver=False)
+        yield cluster, far
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+        shutil.rmtree(directory, ignore_errors=True)
