@@ -224,9 +224,11 @@ def test_a_full_store_makes_a_put_wait_until_something_is_freed(plane: DataPlane
     async def scenario() -> None:
         first = await plane.put("p", {"x": column(150)}, soon())
         await plane.put("p", {"x": column(150)}, soon())
+        full = store_bytes()
         third = asyncio.create_task(plane.put("p", {"x": column(60)}, soon()))
         _, waiting = await asyncio.wait([third], timeout=1)
         assert waiting
+        assert store_bytes() == full
         await plane.delete(handles(first), soon())
         blocks = await third
         assert_same((await plane.get(all_rows(blocks), soon()))["x"], column(60))
@@ -240,6 +242,20 @@ def test_a_full_store_is_an_error_at_the_deadline_and_keeps_nothing(plane: DataP
         run(plane.put("q", {"x": column(100)}, Deadline(5)))
     assert list(run(plane.unconfirmed(0.0, soon()))) == ["p"]
     assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(250))
+
+
+def test_a_put_that_gives_up_waiting_lets_the_next_one_in(plane: DataPlane) -> None:
+    async def scenario() -> None:
+        await plane.put("p", {"x": column(200)}, soon())
+        large = asyncio.create_task(plane.put("p", {"x": column(200)}, soon()))
+        await asyncio.wait([large], timeout=0.5)
+        small = asyncio.create_task(plane.put("p", {"x": column(60)}, soon()))
+        _, waiting = await asyncio.wait([small], timeout=0.5)
+        assert waiting, "first come, first served"
+        large.cancel()
+        assert_same((await plane.get(all_rows(await small), soon()))["x"], column(60))
+
+    run(scenario())
 
 
 def test_a_put_that_can_never_fit_is_refused(plane: DataPlane) -> None:

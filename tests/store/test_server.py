@@ -98,6 +98,30 @@ def test_a_repeated_reserve_keeps_room_once(caller: Caller, shelf: Shelf) -> Non
     assert caller.silent(0.2)
 
 
+def test_blocks_come_one_after_the_other_into_their_room(
+    server: StoreServer, caller: Caller, shelf: Shelf
+) -> None:
+    def place(name: str, nbytes: int) -> bool:
+        return server.place([(name, Block("p", nbytes, (b"", ())))], "a")
+
+    assert caller.ask(reserve("a", 900)) == m.Done()
+    assert place("a", 500)
+    assert shelf.used == 900
+    assert place("b", 300)
+    assert is_full(caller.ask(reserve("other", 200)))
+    assert caller.ask(m.Drop(["a", "b"])) == m.Done()
+    assert shelf.used == 0
+
+
+def test_a_block_that_is_placed_again_takes_no_room(
+    server: StoreServer, caller: Caller, shelf: Shelf
+) -> None:
+    assert caller.ask(reserve("a", 900)) == m.Done()
+    for _ in range(3):
+        assert server.place([("a", Block("p", 500, (b"", ())))], "a")
+    assert (len(shelf), shelf.used) == (1, 500)
+
+
 def test_a_full_store_says_so(caller: Caller, shelf: Shelf) -> None:
     assert caller.ask(*hold("a", 600)) == m.Done()
     assert caller.ask(*hold("b", 600)) == m.Full(600, CAPACITY)

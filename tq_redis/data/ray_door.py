@@ -54,6 +54,25 @@ class Doors:
         answer = await self._ask(node, request, buffers, deadline, create=True)
         return answer is not None and isinstance(answer[0], m.Done)
 
+    async def reserve(
+        self, node: str, name: str, nbytes: int, wait_s: float, deadline: Deadline
+    ) -> m.Full | None:
+        """Wait for room in the store of a node, for blocks of which the first has this name. It is
+        kept until the deadline.
+
+        Returns:
+            What the store says if there was no room in time. None also if it did not answer: it may
+            have room.
+
+        Raises:
+            DeadlineError: the store cannot be reached at all.
+        """
+        request = m.Reserve(name, nbytes, wait_s, min(deadline.remaining, m.LONGEST_S))
+        answer = await self._ask(
+            node, request, (), deadline, create=True, answer_s=wait_s + _ANSWER_S
+        )
+        return answer[0] if answer is not None and isinstance(answer[0], m.Full) else None
+
     async def find(
         self, node: str, names: Sequence[str], deadline: Deadline
     ) -> list[Content | None] | None:
@@ -91,6 +110,7 @@ class Doors:
         deadline: Deadline,
         *,
         create: bool = False,
+        answer_s: float | None = None,
     ) -> tuple[m.Reply, list[Any]] | None:
         if node in self._shut and not self._shut[node].passed:
             return None
@@ -106,8 +126,9 @@ class Doors:
                 self._open[node] = StoreConnection(address)
             door = self._open[node]
         try:
-            wait_s = min(_ANSWER_S, deadline.remaining / 2)
-            return await door.ask(request, buffers, wait_s=wait_s)
+            if answer_s is None:
+                answer_s = min(_ANSWER_S, deadline.remaining / 2)
+            return await door.ask(request, buffers, wait_s=answer_s)
         except (TimeoutError, ConnectionError):
             self._shut[node] = Deadline(_SHUT_S)
             if self._open.get(node) is door:

@@ -1,12 +1,13 @@
 """Blocks in Ray's object store, kept alive by one store actor per node.
 
-Life of a block: the producer puts it into the object store of its node (one copy), and the store
-actor of that node takes a view of it. A reader asks that actor for references, gets the block
-(zero-copy on the same node, pulled once to another one) and copies the rows that it wants. When
-the producer has died, Ray refuses its references; the reader then asks the store to put the block
-again under its own name. The block is freed when the store has dropped it and the last view that
-a reader holds is gone. Small blocks skip the object store: they go to the store through its door
-(:mod:`tq_redis.data.ray_door`), or inside the actor's calls where that is shut.
+Life of a block: the producer asks the store actor of its node for room and puts the block into the
+object store of that node (one copy); the actor takes a view of it while the next block is put. A
+reader asks that actor for references, gets the block (zero-copy on the same node, pulled once to
+another one) and copies the rows that it wants. When the producer has died, Ray refuses its
+references; the reader then asks the store to put the block again under its own name. The block is
+freed when the store has dropped it and the last view that a reader holds is gone. Small blocks skip
+the object store: they go to the store through its door (:mod:`tq_redis.data.ray_door`), or inside
+the actor's calls where that is shut.
 
 References travel only inside Ray calls: one that is pickled anywhere else is never freed.
 """
@@ -43,8 +44,10 @@ from tq_redis.errors import (
     InputError,
     NotInitializedError,
     StoreFullError,
+    TQError,
     shorten,
 )
+from tq_redis.store.ray_actor import Entry
 
 __all__ = ["RayBackend", "running_instances"]
 
@@ -56,8 +59,8 @@ SMALL_BYTES = 64 << 10
 _SMALL = "s"
 """How names begin of blocks that were handed in whole; others are hexadecimal."""
 
-_Entry = tuple[str, int, Any, Any]
-"""Name, bytes, reference or None, block if there is no reference: what a store holds."""
+# For undoing a put that failed half way.
+_UNDO_S = 5.0
 
 
 class RayBackend(Backend):
@@ -86,21 +89,71 @@ class RayBackend(Backend):
     async def write(
         self, partition: str, blocks: Sequence[EncodedBlock], deadline: Deadline
     ) -> list[str]:
-        if sum(block.nbytes for block in blocks) <= SMALL_BYTES:
+        nbytes = sum(block.nbytes for block in blocks)
+        if nbytes <= SMALL_BYTES:
             named = [(_SMALL + secrets.token_hex(8), block) for block in blocks]
             if await self._doors.hold(self._node, partition, named, deadline):
                 return [self._handle(name) for name, _ in named]
-        entries = await ray_call(deadline, _put_blocks, blocks)
+        names = _names(blocks)
+        try:
+            await self._reserve(partition, names[0], nbytes, deadline)
+            await self._put_and_hold(partition, names, blocks, deadline)
+        except BaseException:
+            with suppress(TQError):  # what stays is swept later
+                await self.delete(map(self._handle, names), Deadline(_UNDO_S))
+            raise
+        return [self._handle(name) for name in names]
+
+    async def _reserve(self, partition: str, room: str, nbytes: int, deadline: Deadline) -> None:
+        patience = _patience(deadline)
+        full = await self._doors.reserve(self._node, room, nbytes, patience, deadline)
+        if full is not None:
+            raise _full(nbytes, full.used, full.capacity, partition, deadline)
+
+    async def _put_and_hold(
+        self,
+        partition: str,
+        names: Sequence[str],
+        blocks: Sequence[EncodedBlock],
+        deadline: Deadline,
+    ) -> None:
+        """Put one block after the other; meanwhile the store takes a view of those before."""
+        small: list[Entry] = []
+        holding: list[asyncio.Future[None]] = []
+
+        def hold(entries: Sequence[Entry]) -> None:
+            call = self._hold(partition, entries, names[0], deadline)
+            holding.append(asyncio.ensure_future(call))
+
+        try:
+            for name, block in zip(names, blocks, strict=True):
+                if name.startswith(_SMALL):
+                    small.append(Entry(name, block.nbytes, None, block.content))
+                else:
+                    ref = await ray_call(deadline, ray.put, block.content)
+                    hold([Entry(name, block.nbytes, ref, None)])
+            if small:
+                hold(small)
+        except BaseException:
+            for call in holding:
+                call.cancel()
+            await asyncio.gather(*holding, return_exceptions=True)
+            raise
+        await together(holding)
+
+    async def _hold(
+        self, partition: str, entries: Sequence[Entry], room: str, deadline: Deadline
+    ) -> None:
         full = await self._stores.ask(
             self._node,
-            lambda store: store.hold.remote(partition, entries, _patience(deadline)),
+            lambda store: store.hold.remote(partition, entries, room, _patience(deadline)),
             deadline,
             create=True,
         )
         if full is not None:
+            nbytes = sum(entry.nbytes for entry in entries)
             used, capacity = full
-            raise _full(sum(size for _, size, _, _ in entries), used, capacity, partition, deadline)
-        return [self._handle(name) for name, *_ in entries]
+            raise _full(nbytes, used, capacity, partition, deadline)
 
     def _handle(self, name: str) -> str:
         return f"ray/{self._node}/{name}"
@@ -236,16 +289,15 @@ def _full(
     )
 
 
-def _put_blocks(blocks: Iterable[EncodedBlock]) -> list[_Entry]:
+def _names(blocks: Iterable[EncodedBlock]) -> list[str]:
+    """New names, which say of the first few small blocks that they go in a call's arguments."""
     room = SMALL_BYTES
-    ready: list[_Entry] = []
+    names: list[str] = []
     for block in blocks:
-        if block.nbytes <= room:
-            room -= block.nbytes
-            ready.append((_SMALL + secrets.token_hex(8), block.nbytes, None, block.content))
-        else:
-            ready.append((secrets.token_hex(8), block.nbytes, ray.put(block.content), None))
-    return ready
+        small = block.nbytes <= room
+        room -= block.nbytes if small else 0
+        names.append((_SMALL if small else "") + secrets.token_hex(8))
+    return names
 
 
 def _by_node(handles: Iterable[str]) -> dict[str, list[str]]:

@@ -114,6 +114,7 @@ class Stores:
             lifetime="detached",
             get_if_exists=True,
             max_restarts=0,
+            max_concurrency=ray_actor.CALLS,
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(

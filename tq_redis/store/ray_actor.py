@@ -8,27 +8,48 @@ Small blocks come and go whole instead, by the ZeroMQ server that every store ha
 (:mod:`tq_redis.store.server`), or inside the actor's calls where that cannot be reached.
 
 The views pin their blocks, so Ray cannot spill them; the store therefore counts bytes and makes
-producers wait before the node's object store is full.
+producers wait before the node's object store is full: they ask its server for room first.
+
+Its methods run in threads: Ray's calls of a coroutine take a millisecond more.
 
 This file imports no torch, so that a store starts in a second, not in four, and takes 135 MB.
 """
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray as untyped_ray
 
 from tq_redis.store.server import Address, StoreServer
-from tq_redis.store.shelf import Block, Shelf
+from tq_redis.store.shelf import Block, Content, Shelf
 
 ray: Any = untyped_ray  # its own types are partial
 _FILL = 0.8
-"""Share of the node's object store that blocks may take; the rest is for puts under way."""
+"""Share of the node's object store that blocks may take; the rest is for Ray's other objects, and
+for puts that found no server to ask for room."""
+
+CALLS = 64
+"""Threads of the actor. A call that waits for the object of a producer that hangs has one."""
+
+
+class Entry(NamedTuple):
+    """A block on its way to the store.
+
+    Attributes:
+        name: chosen by the producer.
+        nbytes: of its rows.
+        ref: where it lies in Ray's object store, or None.
+        content: the block itself if it has no reference.
+    """
+
+    name: str
+    nbytes: int
+    ref: Any | None
+    content: Content | None
 
 
 class Store:
@@ -44,9 +65,7 @@ class Store:
         self._config = config
         self._shelf = Shelf(int(_FILL * _object_store_bytes()))
         self._server = StoreServer(self._shelf, ray.util.get_node_ip_address(), curve=curve)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._room = asyncio.Condition()
-        self._adopting = asyncio.Lock()
+        self._adopting = threading.Lock()
         self._last_call = time.monotonic()
         threading.Thread(target=self._end_when_idle, args=(idle_ttl_s,), daemon=True).start()
 
@@ -59,110 +78,79 @@ class Store:
             time.sleep(left)
         ray.kill(ray.get_runtime_context().current_actor)
 
-    async def describe(self) -> str:
+    def describe(self) -> str:
         """Settings of the instance, as JSON."""
         self._last_call = time.monotonic()
         return self._config
 
-    async def address(self) -> Address:
-        """Where small blocks are taken and given."""
+    def address(self) -> Address:
+        """Where small blocks are taken and given, and room is asked for."""
         self._last_call = time.monotonic()
         return self._server.address
 
-    async def hold(
-        self, partition: str, blocks: Sequence[tuple[str, int, Any, Any]], wait_s: float
+    def hold(
+        self, partition: str, blocks: Sequence[Entry], room: str, wait_s: float
     ) -> tuple[int, int] | None:
         """Keep blocks, all or none. Safe to repeat.
 
         Args:
-            blocks: (name, bytes, reference or None, block if there is no reference).
-            wait_s: how long to wait for space, in seconds.
+            room: the name that room for them was reserved under, if any was.
+            wait_s: how long to wait for the producer's objects, in seconds.
 
         Returns:
-            None, or, when there was no space in that time or never can be, the bytes held and the
-            bytes that may be held.
+            None, or, when there is no space now, the bytes held and the bytes that may be held.
+
+        Raises:
+            GetTimeoutError: the objects did not come.
         """
         self._last_call = time.monotonic()
-        known = self._shelf.find([block[0] for block in blocks])
-        new = [block for block, held in zip(blocks, known, strict=True) if held is None]
-        nbytes = sum(block[1] for block in new)
-        if not self._shelf.can_ever_hold(nbytes) or not await self._reserve(nbytes, wait_s):
-            return self._shelf.used, self._shelf.capacity or 0
-        try:
-            views = await asyncio.gather(*(_view(ref, block) for _, _, ref, block in new))
-        except BaseException:
-            self._shelf.give_back(nbytes)
-            raise
-        self._shelf.place(
-            (name, Block(partition, size, view, ref))
-            for (name, size, ref, _), view in zip(new, views, strict=True)
+        refs = [block.ref for block in blocks if block.ref is not None]
+        views = iter(ray.get(refs, timeout=wait_s))
+        kept = self._server.place(
+            [
+                (name, Block(partition, size, next(views) if content is None else content, ref))
+                for name, size, ref, content in blocks
+            ],
+            room,
         )
-        return None
+        return None if kept else (self._shelf.used, self._shelf.capacity or 0)
 
-    async def _reserve(self, nbytes: int, wait_s: float) -> bool:
-        if self._shelf.reserve(nbytes):
-            return True
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._shelf.on_room.append(self._tell_of_room)
-        async with self._room:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await self._room.wait_for(lambda: self._shelf.reserve(nbytes))
-            except TimeoutError:
-                return False
-        return True
-
-    def _tell_of_room(self) -> None:
-        """From any thread: whoever waits for room looks again."""
-
-        async def notify() -> None:
-            async with self._room:
-                self._room.notify_all()
-
-        assert self._loop is not None
-        asyncio.run_coroutine_threadsafe(notify(), self._loop)
-
-    async def find(self, names: Sequence[str]) -> list[Any]:
+    def find(self, names: Sequence[str]) -> list[Any]:
         """References of blocks, small blocks themselves, None for those that are not here."""
         self._last_call = time.monotonic()
         held = self._shelf.find(names)
         return [block and (block.ref or block.content) for block in held]
 
-    async def adopt(self, names: Sequence[str]) -> list[Any]:
+    def adopt(self, names: Sequence[str]) -> list[Any]:
         """Like ``find``, after putting the blocks again so that this actor owns them."""
         self._last_call = time.monotonic()
-        async with self._adopting:
+        with self._adopting:
             for block in self._shelf.find(names):
                 if block is not None and block.ref is not None and not block.adopted:
-                    block.ref = await asyncio.to_thread(ray.put, block.content)
-                    block.content = await _view(block.ref, None)
+                    block.ref = ray.put(block.content)
+                    block.content = ray.get(block.ref)
                     block.adopted = True
-        return await self.find(names)
+        return self.find(names)
 
-    async def drop(self, names: Sequence[str]) -> None:
+    def drop(self, names: Sequence[str]) -> None:
         """Forget blocks; unknown names are ignored."""
         self._last_call = time.monotonic()
         self._shelf.drop(names)
 
-    async def unconfirmed(self, older_than: float) -> dict[str, list[str]]:
+    def unconfirmed(self, older_than: float) -> dict[str, list[str]]:
         """Names held for more than ``older_than`` seconds and not confirmed, by partition."""
         self._last_call = time.monotonic()
         return self._shelf.unconfirmed(older_than)
 
-    async def confirm(self, names: Sequence[str]) -> None:
+    def confirm(self, names: Sequence[str]) -> None:
         """Note that Redis names these blocks; unknown names are ignored."""
         self._last_call = time.monotonic()
         self._shelf.confirm(names)
 
-    async def usage(self) -> tuple[int, int, int]:
+    def usage(self) -> tuple[int, int, int]:
         """Blocks, bytes that they take, bytes that they may take."""
         self._last_call = time.monotonic()
         return len(self._shelf), self._shelf.used, self._shelf.capacity or 0
-
-
-async def _view(ref: Any | None, block: Any) -> Any:
-    return block if ref is None else await ref
 
 
 def _object_store_bytes() -> float:

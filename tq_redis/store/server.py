@@ -101,6 +101,7 @@ class StoreServer:
         # came who still waits, and the bytes that are kept, until when, for who does not.
         self._waiting: dict[str, _Waiting] = {}
         self._reserved: dict[str, tuple[int, float]] = {}
+        self._reserving = threading.Lock()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)
         self._stopped = False
@@ -119,6 +120,25 @@ class StoreServer:
         self._context.term()
         self._wake_reader.close()
         self._wake_writer.close()
+
+    def place(self, blocks: Sequence[tuple[str, Block]], room: str) -> bool:
+        """Keep blocks, all or none, in room that was reserved under a name; where there is none, or
+        too little, in what is free. Other blocks may come into what is left of it. Safe to repeat,
+        and in any thread.
+
+        Returns:
+            False if there is too little room.
+        """
+        nbytes = sum(block.nbytes for _, block in blocks)
+        with self._reserving:
+            reserved, until = self._reserved.pop(room, (0, 0.0))
+            if reserved > nbytes:
+                self._reserved[room] = reserved - nbytes, until
+        if reserved >= nbytes:
+            self._shelf.place(blocks)
+            return True
+        self._shelf.give_back(reserved)
+        return self._shelf.hold(blocks)
 
     def _encrypt(self) -> str:
         public, secret = zmq.curve_keypair()
@@ -162,7 +182,7 @@ class StoreServer:
 
     def _patience_ms(self) -> int | None:
         """Until room that is kept, or a wait for room, runs out."""
-        ends = [end for _, end in self._reserved.values()]
+        ends = [end for _, (_, end) in self._rooms()]
         ends += [waiting.until for waiting in self._waiting.values()]
         return max(0, math.ceil(1000 * (min(ends) - time.monotonic()))) if ends else None
 
@@ -219,18 +239,21 @@ class StoreServer:
             for name, content in zip(request.names, contents, strict=True)
             if content is not None
         ]
-        reserved, _ = self._reserved.pop(request.names[0], (0, 0.0)) if blocks else (0, 0.0)
-        if reserved and reserved == sum(block.nbytes for _, block in blocks):
-            self._shelf.place(blocks)
-            return m.Done()
-        self._shelf.give_back(reserved)
-        return m.Done() if self._shelf.hold(blocks) else self._full()
+        kept = not blocks or self.place(blocks, request.names[0])
+        self._forget(request.names[:1])
+        return m.Done() if kept else self._full()
 
     def _forget(self, names: Sequence[str]) -> None:
         """Give back the room that is kept, or waited for, under these names."""
         for name in names:
             self._waiting.pop(name, None)
-            self._shelf.give_back(self._reserved.pop(name, (0, 0.0))[0])
+            with self._reserving:
+                left, _ = self._reserved.pop(name, (0, 0.0))
+            self._shelf.give_back(left)
+
+    def _rooms(self) -> list[tuple[str, tuple[int, float]]]:
+        with self._reserving:
+            return list(self._reserved.items())
 
     def _full(self) -> m.Full:
         return m.Full(self._shelf.used, self._shelf.capacity or 0)
@@ -238,7 +261,7 @@ class StoreServer:
     def _serve_waiting(self) -> None:
         """First come, first served: or large requests would wait for ever."""
         now = time.monotonic()
-        self._forget([name for name, (_, end) in self._reserved.items() if end < now])
+        self._forget([name for name, (_, end) in self._rooms() if end < now])
         blocked = False
         for waiting in list(self._waiting.values()):
             if not blocked and self._grant(waiting):
@@ -254,7 +277,8 @@ class StoreServer:
         if not self._shelf.reserve(request.nbytes):
             return False
         del self._waiting[request.name]
-        self._reserved[request.name] = request.nbytes, time.monotonic() + request.keep_s
+        with self._reserving:
+            self._reserved[request.name] = request.nbytes, time.monotonic() + request.keep_s
         self._send(waiting.client, waiting.number, m.Done())
         return True
 

@@ -40,6 +40,20 @@ async def test_new_rows_get_consecutive_ids_and_counters(plane: ControlPlane, ad
     assert locators == {"1": "1:0", "2": "1:1", "3": "1:2", "4": "2:0", "5": "2:1"}
 
 
+async def test_a_row_is_found_as_fast_in_a_small_partition(
+    plane: ControlPlane, admin: Admin
+) -> None:
+    """Redis searches a small hash from its start, unless it is a table."""
+    keys = ["a", "b", "c"]
+    tags = [{"status": "new"}] * 3
+    await plane.produce("p", write(3, ["x"], keys=keys, groups=["g"] * 3, tags=tags), soon())
+    await claim(plane, 2, lease_s=60.0)
+    summary = plane.keys.summary("p")
+    for name in ("field:x", "keys", "key_of", "group", "tag:status", "task:t", "deliveries:t"):
+        assert admin.hlen(f"{summary}:{name}") == (2 if name.endswith(":t") else 3), name
+        assert admin.object("encoding", f"{summary}:{name}") == "hashtable", name
+
+
 async def test_ids_are_never_given_out_again(plane: ControlPlane) -> None:
     """A late writer of a cleared partition must not meet the rows of a new one."""
     old = await plane.produce("p", write(4, ["x"]), soon())

@@ -116,9 +116,9 @@ if #fresh > 0 then
     end
   end
   call('ZADD', key('samples'), by_id(all_fresh and ids or new))
-  call('HSET', key('keys'), keys)
-  call('HSET', key('key_of'), key_of)
-  call('HSET', key('group'), group)
+  set_rows(key('keys'), keys)
+  set_rows(key('key_of'), key_of)
+  set_rows(key('group'), group)
   redis.call('HINCRBY', P, 'samples', #fresh)
   redis.call('HINCRBY', P, 'made', #fresh)
 end
@@ -138,7 +138,7 @@ for b, block in ipairs(args.blocks) do
     cells[2 * row] = prefix .. (offset + row - 1)
   end
   for f, field in ipairs(fields) do
-    local added = call('HSET', key('field', field), cells)
+    local added = set_rows(key('field', field), cells)
     redis.call('HINCRBY', P, 'produced:' .. field, added)
     covered[field] = (covered[field] or 0) + count
     dtype_of[field] = dtypes[f]

@@ -9,8 +9,10 @@ if args.type == 'zset' then
     entries[i], entries[i + 1] = items[i + 1], items[i]
   end
   call('ZADD', name, entries)
+elseif args.type == 'hash' then
+  set_rows(name, items)
 else
-  call(args.type == 'hash' and 'HSET' or 'SADD', name, items)
+  call('SADD', name, items)
 end
 redis.call('EXPIRE', name, args.lifetime)
 if #args.handles > 0 then

@@ -73,7 +73,7 @@ local function write_tags(tags, ids)
         cells[#cells + 1], cells[#cells + 2] = ids[row], values[row]
       end
     end
-    call('HSET', key('tag', name), cells)
+    set_rows(key('tag', name), cells)
     redis.call('SADD', key('tagnames'), name)
   end
 end

@@ -20,7 +20,7 @@ local function record_all(task, ids, record)
   for i = 1, #ids do
     records[2 * i - 1], records[2 * i] = ids[i], record
   end
-  call('HSET', key('task', task), records)
+  set_rows(key('task', task), records)
 end
 
 -- Of `ids`, those that this claim holds in one of two states, and those that it does not hold.
@@ -66,7 +66,7 @@ local function count_deliveries(task, ids, change)
   for i = 1, #ids do
     changed[2 * i - 1], changed[2 * i] = ids[i], tonumber(counts[i] or 0) + change
   end
-  call('HSET', key('deliveries', task), changed)
+  set_rows(key('deliveries', task), changed)
 end
 
 -- Rows whose delivery ended without an acknowledgement: back, or aside after `limit` deliveries.

@@ -68,6 +68,25 @@ local function lookup(command, name, values)
   return found
 end
 
+-- Write a hash that has an entry per row: {'id', value, 'id', value, ...}. Returns how many are new.
+-- Redis keeps a small hash as a list, which it searches from its start for each row. A long value
+-- turns the hash into a table, which it stays.
+local LONG = string.rep('-', 65)
+local function set_rows(name, entries)
+  if #entries == 0 then
+    return 0
+  end
+  local is_new = redis.call('EXISTS', name) == 0
+  if is_new then
+    redis.call('HSET', name, LONG, LONG)
+  end
+  local added = call('HSET', name, entries)
+  if is_new then
+    redis.call('HDEL', name, LONG)
+  end
+  return added
+end
+
 -- What ZADD gets for a set ordered by id: {'id', 'id', ...} -> {'id', 'id', 'id', 'id', ...}.
 -- A put adds the same rows to several sets.
 local last_ids, last_entries
