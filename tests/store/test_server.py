@@ -113,6 +113,18 @@ def test_blocks_come_one_after_the_other_into_their_room(
     assert shelf.used == 0
 
 
+def test_room_is_kept_while_blocks_come(
+    server: StoreServer, caller: Caller, shelf: Shelf, wait_until: WaitUntil
+) -> None:
+    started = time.monotonic()
+    assert caller.ask(reserve("a", 900, keep_s=1.0)) == m.Done()
+    while time.monotonic() < started + 1.5:
+        server.place([(f"a{time.monotonic()}", Block("p", 1, (b"", ())))], "a")
+        time.sleep(0.05)
+    assert shelf.used == 900
+    wait_until(lambda: shelf.used == len(shelf), what="what nobody came for is given back")
+
+
 def test_a_block_that_is_placed_again_takes_no_room(
     server: StoreServer, caller: Caller, shelf: Shelf
 ) -> None:

@@ -18,6 +18,8 @@ from tq_redis.store.connection import StoreConnection
 
 _ANSWER_S = 1.0
 """A store answers in a fraction of a millisecond; after this long, its actor is asked instead."""
+_KEEP_S = 30.0
+"""So long a store keeps room for the next block of a producer, which may have died."""
 _SHUT_S = 30.0
 """So long a door is left alone that did not answer: the store died, or a firewall is between."""
 
@@ -58,7 +60,7 @@ class Doors:
         self, node: str, name: str, nbytes: int, wait_s: float, deadline: Deadline
     ) -> m.Full | None:
         """Wait for room in the store of a node, for blocks of which the first has this name. It is
-        kept until the deadline.
+        kept while they come one after the other.
 
         Returns:
             What the store says if there was no room in time. None also if it did not answer: it may
@@ -67,7 +69,7 @@ class Doors:
         Raises:
             DeadlineError: the store cannot be reached at all.
         """
-        request = m.Reserve(name, nbytes, wait_s, min(deadline.remaining, m.LONGEST_S))
+        request = m.Reserve(name, nbytes, wait_s, _KEEP_S)
         answer = await self._ask(
             node, request, (), deadline, create=True, answer_s=wait_s + _ANSWER_S
         )

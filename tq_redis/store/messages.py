@@ -42,7 +42,7 @@ class Hold(msgspec.Struct, frozen=True, tag=True):
 
 class Reserve(msgspec.Struct, frozen=True, tag=True):
     """Make room for blocks of which the first has this name, and wait up to ``wait_s`` seconds for
-    it. Who does not come with the blocks within ``keep_s`` seconds loses what is left of it."""
+    it. Who does not come with a block for ``keep_s`` seconds loses what is left of it."""
 
     name: str
     nbytes: Bytes

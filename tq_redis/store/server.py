@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zmq
@@ -50,6 +50,17 @@ class _Waiting:
     number: Any
     request: m.Reserve
     until: float
+
+
+class _Room(NamedTuple):
+    """Bytes that are kept for who comes within ``keep_s`` seconds."""
+
+    nbytes: int
+    keep_s: float
+    until: float
+
+
+_NO_ROOM = _Room(0, 0.0, 0.0)
 
 
 class StoreServer:
@@ -100,7 +111,7 @@ class StoreServer:
         # Of those who asked for room, by the name that they asked with: in the order in which they
         # came who still waits, and the bytes that are kept, until when, for who does not.
         self._waiting: dict[str, _Waiting] = {}
-        self._reserved: dict[str, tuple[int, float]] = {}
+        self._reserved: dict[str, _Room] = {}
         self._reserving = threading.Lock()
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)
@@ -131,14 +142,17 @@ class StoreServer:
         """
         nbytes = sum(block.nbytes for _, block in blocks)
         with self._reserving:
-            reserved, until = self._reserved.pop(room, (0, 0.0))
-            if reserved > nbytes:
-                self._reserved[room] = reserved - nbytes, until
-        if reserved >= nbytes:
+            reserved = self._reserved.pop(room, _NO_ROOM)
+            if reserved.nbytes > nbytes:
+                self._keep(room, reserved.nbytes - nbytes, reserved.keep_s)
+        if reserved.nbytes >= nbytes:
             self._shelf.place(blocks)
             return True
-        self._shelf.give_back(reserved)
+        self._shelf.give_back(reserved.nbytes)
         return self._shelf.hold(blocks)
+
+    def _keep(self, room: str, nbytes: int, keep_s: float) -> None:
+        self._reserved[room] = _Room(nbytes, keep_s, time.monotonic() + keep_s)
 
     def _encrypt(self) -> str:
         public, secret = zmq.curve_keypair()
@@ -182,7 +196,7 @@ class StoreServer:
 
     def _patience_ms(self) -> int | None:
         """Until room that is kept, or a wait for room, runs out."""
-        ends = [end for _, (_, end) in self._rooms()]
+        ends = [room.until for _, room in self._rooms()]
         ends += [waiting.until for waiting in self._waiting.values()]
         return max(0, math.ceil(1000 * (min(ends) - time.monotonic()))) if ends else None
 
@@ -248,10 +262,10 @@ class StoreServer:
         for name in names:
             self._waiting.pop(name, None)
             with self._reserving:
-                left, _ = self._reserved.pop(name, (0, 0.0))
-            self._shelf.give_back(left)
+                left = self._reserved.pop(name, _NO_ROOM)
+            self._shelf.give_back(left.nbytes)
 
-    def _rooms(self) -> list[tuple[str, tuple[int, float]]]:
+    def _rooms(self) -> list[tuple[str, _Room]]:
         with self._reserving:
             return list(self._reserved.items())
 
@@ -261,7 +275,7 @@ class StoreServer:
     def _serve_waiting(self) -> None:
         """First come, first served: or large requests would wait for ever."""
         now = time.monotonic()
-        self._forget([name for name, (_, end) in self._rooms() if end < now])
+        self._forget([name for name, room in self._rooms() if room.until < now])
         blocked = False
         for waiting in list(self._waiting.values()):
             if not blocked and self._grant(waiting):
@@ -278,7 +292,7 @@ class StoreServer:
             return False
         del self._waiting[request.name]
         with self._reserving:
-            self._reserved[request.name] = request.nbytes, time.monotonic() + request.keep_s
+            self._keep(request.name, request.nbytes, request.keep_s)
         self._send(waiting.client, waiting.number, m.Done())
         return True
 
