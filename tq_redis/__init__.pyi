@@ -1,5 +1,6 @@
 """What ``tq_redis`` exports. The runtime reads this file, too: names are imported on first use."""
 
+from .client.kv import KVChanges
 from .client.sync import Client
 from .config import Config, DataConfig, RedisConfig
 from .control.standing import Standing, TaskStanding, Waiter
@@ -82,6 +83,7 @@ __all__ = [
     "GRPOGroupNSampler",
     "InputError",
     "KVBatchMeta",
+    "KVChanges",
     "KeyNotFoundError",
     "LeaseLostError",
     "NotFoundError",

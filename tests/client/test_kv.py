@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 from typing import Any
 
 import pytest
@@ -131,3 +132,57 @@ def test_many_keys_are_listed_in_order(client: tq.Client) -> None:
     listed = tq.kv_list("p")["p"]
     assert list(listed) == keys
     assert listed["k4321"] == {"n": 4321}
+
+
+def test_changes_since_a_version(client: tq.Client) -> None:
+    tq.kv_batch_put(["a", "b"], "p", tags=[{"n": 1}, {"n": 2}])
+    first = client.kv_list_changes("p")
+    assert (first.tags, first.removed, first.whole) == ({"a": {"n": 1}, "b": {"n": 2}}, [], True)
+    tq.kv_put("b", "p", tag={"done": True})
+    tq.kv_put("c", "p", tag={})
+    tq.kv_clear("a", "p")
+    second = client.kv_list_changes("p", first.version)
+    assert (second.tags, second.removed) == ({"b": {"n": 2, "done": True}, "c": {}}, ["a"])
+    assert not second.whole
+    assert client.kv_list_changes("p", second.version).tags == {}
+    with pytest.raises(tq.InputError, match="since must be the version"):
+        client.kv_list_changes("p", "yesterday")
+    with pytest.raises(tq.PartitionNotFoundError):
+        client.kv_list_changes("q")
+
+
+def test_what_a_listing_gives_is_its_callers_own(client: tq.Client) -> None:
+    tq.kv_put("k", "p", tag={"list": [1], "n": 1})
+    listed = tq.kv_list("p")
+    listed["p"]["k"]["list"].append(2)
+    listed["p"]["k"]["n"] = 2
+    listed["p"]["more"] = {}
+    assert tq.kv_list("p") == {"p": {"k": {"list": [1], "n": 1}}}
+
+
+def test_a_listing_follows_what_others_do(client: tq.Client) -> None:
+    """Whatever happened since the last one, it is what a client that knows nothing lists."""
+    random = Random(7)
+    keys = [f"k{number}" for number in range(12)]
+
+    def put(chosen: list[str]) -> None:
+        tq.kv_batch_put(chosen, "p", {"x": torch.zeros(len(chosen))})
+
+    def tag(chosen: list[str]) -> None:
+        tq.kv_batch_put(chosen, "p", tags=[{random.choice("abc"): random.random()} for _ in chosen])
+
+    def clear(chosen: list[str]) -> None:
+        tq.kv_clear(chosen, "p")
+
+    def clear_all(chosen: list[str]) -> None:
+        client.clear_partition("p")
+
+    for _ in range(60):
+        for act in random.choices(
+            [put, tag, clear, clear_all], [4, 6, 4, 1], k=random.randint(0, 3)
+        ):
+            act(random.sample(keys, random.randint(1, 5)))
+        listed = tq.kv_list("p")
+        whole = client.kv_list_changes("p").tags if "p" in client.get_partition_list() else None
+        assert listed.get("p") == whole
+        assert list(listed.get("p", {})) == list(whole or {})

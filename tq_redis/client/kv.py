@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,7 +20,11 @@ from tq_redis.client.columns import (
     single_row,
     to_columns,
 )
+from tq_redis.client.listing import Listings, text_of, version_of
+from tq_redis.config import Config
+from tq_redis.control.plane import ControlPlane
 from tq_redis.control.records import Rows, Write
+from tq_redis.data import DataPlane
 from tq_redis.data.base import Column
 from tq_redis.data.devices import Device
 from tq_redis.deadline import Deadline
@@ -28,8 +34,30 @@ from tq_redis.metadata import BatchMeta, KVBatchMeta
 Tags = Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class KVChanges:
+    """What has changed among the keys of a partition.
+
+    Attributes:
+        version: what this goes up to: ``since`` of the next call.
+        tags: key -> all its tags, of keys that are new or whose tags changed.
+        removed: keys that were cleared.
+        whole: ``tags`` are all keys there are, in the order of their samples: the partition is
+            another one than before, there was no ``since``, or too much has changed since then.
+    """
+
+    version: str
+    tags: dict[str, dict[str, Any]]
+    removed: list[str]
+    whole: bool
+
+
 class AsyncKVClient(CheckpointCalls):
     """The client, with access by user key."""
+
+    def __init__(self, config: Config, control: ControlPlane, data: DataPlane, name: str) -> None:
+        super().__init__(config, control, data, name)
+        self._listings = Listings(control)
 
     async def kv_put(
         self,
@@ -178,14 +206,32 @@ class AsyncKVClient(CheckpointCalls):
             names = [partition_id]
         listed: dict[str, dict[str, dict[str, Any]]] = {}
         for name in names:
-            try:
-                rows = await self.control.describe(name, deadline, fields=())
-            except PartitionNotFoundError:
-                continue  # cleared since it was listed
-            listed[name] = {
-                key: tags for key, tags in zip(rows.keys, rows.tags, strict=True) if key is not None
-            }
+            with suppress(PartitionNotFoundError):  # cleared since it was listed
+                listed[name] = await self._listings.tags(name, deadline)
         return listed
+
+    async def kv_list_changes(
+        self, partition_id: str, since: str | None = None, *, timeout: float | None = None
+    ) -> KVChanges:
+        """What has changed among the keys of a partition, and their tags, since an earlier call.
+        Its cost is that of what has changed.
+
+        Args:
+            since: ``version`` of that call's result.
+
+        Raises:
+            InputError: ``since`` is no version.
+            PartitionNotFoundError: there is no such partition.
+        """
+        deadline = self._deadline(timeout)
+        changes = await self.control.changes(partition_id, version_of(since), deadline)
+        if changes.whole:
+            rows = await self.control.describe(partition_id, deadline, fields=())
+            tags = {k: t for k, t in zip(rows.keys, rows.tags, strict=True) if k is not None}
+            return KVChanges(text_of(changes.version), tags, [], whole=True)
+        tags = {key: row for key, (sample, row) in changes.rows.items() if sample}
+        removed = [key for key, (sample, _) in changes.rows.items() if not sample]
+        return KVChanges(text_of(changes.version), tags, removed, whole=False)
 
     async def kv_clear(
         self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from tq_redis.client.claims import Mode
 from tq_redis.client.columns import DataParser, Fields
-from tq_redis.client.kv import AsyncKVClient, Tags
+from tq_redis.client.kv import AsyncKVClient, KVChanges, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
 from tq_redis.control.standing import Standing
@@ -36,6 +36,16 @@ class Client:
     def config(self) -> Config:
         """Settings of the instance."""
         return self._core.config
+
+    @property
+    def core(self) -> AsyncKVClient:
+        """The coroutines behind the calls, for code that makes calls of its own out of them."""
+        return self._core
+
+    @property
+    def portal(self) -> Portal:
+        """Where they have to run."""
+        return self._portal
 
     def put(
         self,
@@ -834,6 +844,29 @@ class Client:
     ) -> dict[str, dict[str, dict[str, Any]]]:
         """Awaitable form of :meth:`kv_list`."""
         return await self._portal.arun(self._core.kv_list(partition_id, timeout=timeout))
+
+    def kv_list_changes(
+        self, partition_id: str, since: str | None = None, *, timeout: float | None = None
+    ) -> KVChanges:
+        """What has changed among the keys of a partition, and their tags, since an earlier call.
+        Its cost is that of what has changed.
+
+        Args:
+            since: ``version`` of that call's result.
+
+        Raises:
+            InputError: ``since`` is no version.
+            PartitionNotFoundError: there is no such partition.
+        """
+        return self._portal.run(self._core.kv_list_changes(partition_id, since, timeout=timeout))
+
+    async def async_kv_list_changes(
+        self, partition_id: str, since: str | None = None, *, timeout: float | None = None
+    ) -> KVChanges:
+        """Awaitable form of :meth:`kv_list_changes`."""
+        return await self._portal.arun(
+            self._core.kv_list_changes(partition_id, since, timeout=timeout)
+        )
 
     def kv_clear(
         self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None

@@ -77,7 +77,8 @@ GLOSSARY = (
         "the summary that a person reads first: `samples`, `bytes`, `produced:<field>`, "
         "`consumed:<task>`, `claimed:<task>` (held with a lease), `set_aside:<task>`, `made` "
         "(samples, cleared ones too), `expected`, `ended`, `claims` (so far), `lost` (cells, so "
-        "far, whose store died), `generation`, `created_at`, `expires_at`",
+        "far, whose store died), `changes` (of keys and tags, so far), `changes_from` (older ones "
+        "are forgotten), `generation`, `created_at`, `expires_at`",
     ),
     Key("tq:<ns>:{P}:samples", "zset", "sample ids of the partition"),
     Key(
@@ -145,6 +146,11 @@ GLOSSARY = (
     Key("tq:<ns>:{P}:group", "hash", "sample id -> group"),
     Key("tq:<ns>:{P}:keys", "hash", "user key -> sample id"),
     Key("tq:<ns>:{P}:key_of", "hash", "sample id -> user key"),
+    Key(
+        "tq:<ns>:{P}:changes",
+        "zset",
+        "user keys, also of cleared samples, by the number of their last change; the last 16,384",
+    ),
     Key("tq:<ns>:{P}:tag:<name>", "hash", "sample id -> JSON value of that tag"),
     Key("tq:<ns>:{P}:tagnames", "set", "names of tags in use"),
     Key(

@@ -9,11 +9,12 @@ from tq_redis.control import packing, refusals
 from tq_redis.control.claims import ROWS_PER_PAGE, Claims
 from tq_redis.control.keys import decode, encode
 from tq_redis.control.ranges import from_ranges, to_ranges
-from tq_redis.control.records import Lost, Rows, Run, Tags, Write, Written
+from tq_redis.control.records import Changes, Lost, Rows, Run, Tags, Version, Write, Written
 from tq_redis.control.replies import (
     ClearPartitionReply,
     ClearSamplesReply,
     DescribeReply,
+    ListChangesReply,
     LocateReply,
     MarkLostReply,
     ProduceReply,
@@ -181,6 +182,32 @@ class ControlPlane(Claims, Snapshots):
             done += len(reply.ids)
             more = reply.more if named is None else done < len(named)
         return rows
+
+    async def changes(self, partition: str, since: Version | None, deadline: Deadline) -> Changes:
+        """Keys that were made, cleared, or whose tags changed, since a version.
+
+        Raises:
+            PartitionNotFoundError
+        """
+        version = since or Version("", 0)
+        rows: dict[str, tuple[int, dict[str, Any]]] = {}
+        while True:
+            arguments = {
+                "cells": CELLS_PER_CALL,
+                "generation": version.generation,
+                "since": version.number,
+            }
+            reply = await self._run(
+                "list_changes", partition, arguments, ListChangesReply, deadline
+            )
+            await self._check(reply, partition, deadline)
+            version = Version(reply.generation, reply.upto)
+            if reply.whole:
+                return Changes(version, whole=True, rows={})
+            tags = packing.tag_rows(reply.tags, len(reply.keys))
+            rows |= zip(reply.keys, zip(reply.ids, tags, strict=True), strict=True)
+            if not reply.more:
+                return Changes(version, whole=False, rows=rows)
 
     async def summary(self, partition: str, deadline: Deadline) -> dict[str, int | str]:
         """The summary hash, names decoded.

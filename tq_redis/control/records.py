@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tq_redis.errors import InputError, shorten
 from tq_redis.metadata.claim import Claim
@@ -220,6 +220,29 @@ class Ready:
     ids: list[int]
     groups: list[str | None]
     tags: list[dict[str, Any]]
+
+
+class Version(NamedTuple):
+    """How far somebody knows the keys of a partition: up to which change of which partition of
+    its name."""
+
+    generation: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has changed among the keys of a partition.
+
+    Attributes:
+        version: what this goes up to.
+        whole: it does not say what has changed, which may be anything: list all keys, again.
+        rows: user key -> its sample id (0: it is gone) and its tags.
+    """
+
+    version: Version
+    whole: bool
+    rows: dict[str, tuple[int, dict[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)

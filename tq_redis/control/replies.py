@@ -96,6 +96,17 @@ class DescribeReply(Reply, frozen=True):
     more: bool = False
 
 
+class ListChangesReply(Reply, frozen=True):
+    """``whole``: all keys are to be listed; ``ids`` are 0 for keys that are gone."""
+
+    generation: str = ""
+    upto: int = 0
+    whole: bool = False
+    keys: list[str] = []
+    tags: list[tuple[str, list[str]]] = []
+    more: bool = False
+
+
 class MarkLostReply(Reply, frozen=True):
     lost: list[tuple[str, list[int]]] = []
     tasks: list[tuple[str, list[int]]] = []

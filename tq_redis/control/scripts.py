@@ -20,6 +20,7 @@ Verb = Literal[
     "expect",
     "locate",
     "describe",
+    "list_changes",
     "set_tags",
     "mark_lost",
     "clear_samples",

@@ -41,10 +41,8 @@ end
 for _, name in ipairs(tags) do
   call('HDEL', key('tag', name), ids)
 end
-local found, names = lookup('HMGET', key('key_of'), ids), {}
-for i = 1, #ids do
-  names[#names + 1] = found[i] or nil
-end
+local names = keys_of(ids)
+note_changes(names)
 call('HDEL', key('keys'), names)
 call('HDEL', key('key_of'), ids)
 call('HDEL', key('group'), ids)

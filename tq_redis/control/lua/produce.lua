@@ -155,6 +155,15 @@ for _, cells in ipairs(replaced) do
 end
 call('HSET', key('schema'), args.schema)
 write_tags(args.tags, ids)
+if #args.tags > 0 then
+  note_changes(args.keys or keys_of(ids))
+elseif args.keys then
+  local new = {}
+  for i, row in ipairs(fresh) do
+    new[i] = args.keys[row]
+  end
+  note_changes(new)
+end
 
 -- 5. What can be claimed now?
 local has = {}

@@ -17,5 +17,6 @@ for _, name in ipairs(redis.call('SMEMBERS', key('tagnames'))) do
   call('HDEL', key('tag', name), ids)
 end
 write_tags(args.tags, ids)
+note_changes(keys_of(ids))
 touch()
 return finish({ code = 'ok' })

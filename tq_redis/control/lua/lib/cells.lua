@@ -51,6 +51,37 @@ local function to_free()
   return freed
 end
 
+-- Changes of keys that a partition remembers.
+local CHANGES_KEPT = 16384
+
+-- Number the changes of keys, or of their tags, for who lists them again (list_changes.lua). A key
+-- has the number of its last change; the oldest are forgotten.
+local function note_changes(keys)
+  if #keys == 0 then
+    return
+  end
+  local first, entries = redis.call('HINCRBY', P, 'changes', #keys) - #keys, {}
+  for i = 1, #keys do
+    entries[2 * i - 1], entries[2 * i] = first + i, keys[i]
+  end
+  call('ZADD', key('changes'), entries)
+  local excess = redis.call('ZCARD', key('changes')) - CHANGES_KEPT
+  if excess > 0 then
+    local last = redis.call('ZRANGE', key('changes'), excess - 1, excess - 1, 'WITHSCORES')
+    redis.call('ZREMRANGEBYRANK', key('changes'), 0, excess - 1)
+    redis.call('HSET', P, 'changes_from', last[2])
+  end
+end
+
+-- The user keys of those of these rows that have one.
+local function keys_of(ids)
+  local found, keys = lookup('HMGET', key('key_of'), ids), {}
+  for i = 1, #ids do
+    keys[#keys + 1] = found[i] or nil
+  end
+  return keys
+end
+
 -- {{name, JSON per row}, ...}; '' where a row has no such tag.
 local function tags_of(ids)
   local tags = {}
