@@ -399,6 +399,21 @@ def test_any_values_round_trip(column: list[Any], block_bytes: int) -> None:
     assert_same(round_trip(column, block_bytes=block_bytes), column)
 
 
+@given(data=st.data(), column=st.lists(st.text(), min_size=1, max_size=6))
+@settings(max_examples=100, deadline=None)
+def test_any_rows_of_any_texts(data: st.DataObject, column: list[str]) -> None:
+    order = data.draw(st.lists(st.integers(0, len(column) - 1), min_size=1, max_size=9))
+    for block_bytes in (1, BIG):
+        blocks = blocks_of({"x": column}, block_bytes)
+        places = [(name, row, 1) for name, block in blocks.items() for row in range(block.rows)]
+        got = read(blocks, {"x": [places[row] for row in order]})["x"]
+        assert_same(got, [column[row] for row in order])
+
+
+def test_texts_and_other_values_of_one_field_come_back_in_order() -> None:
+    assert_same(merged(["a", "ä"], [1, None], ["c", "\x00"]), ["ä", None, "\x00"])
+
+
 @st.composite
 def any_tensor_column(draw: st.DrawFn) -> torch.Tensor:
     dtype = draw(st.sampled_from(DTYPES))

@@ -20,9 +20,10 @@ import tq_redis as tq
 from tests.data.columns import tensor_columns, value_columns
 from tests.data.same import assert_same
 from tq_redis.data import pieces
+from tq_redis.data.arenas import Memory
 from tq_redis.data.calls import in_thread
 from tq_redis.data.codec import NOT_COPIED, StoredBlock, encode
-from tq_redis.data.pieces import Memory, Part, joined, joined_on
+from tq_redis.data.pieces import Part, joined, joined_on
 from tq_redis.deadline import Deadline
 
 ROOT = Path(__file__).parents[2]

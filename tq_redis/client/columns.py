@@ -10,12 +10,11 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from tensordict.base import TensorDictBase
 
+from tq_redis.client.stacks import stack_of, values_of
 from tq_redis.data.base import Column
 from tq_redis.errors import InputError
 
-# Typed in part.
-_nested: Any = torch.nested
-_stack: Any = NonTensorStack
+_nested: Any = torch.nested  # typed in part
 
 Fields = TensorDictBase | Mapping[str, Any]
 DataParser = Callable[[dict[str, Column]], Mapping[str, Any]]
@@ -73,7 +72,7 @@ def to_tensordict(columns: Mapping[str, Column], rows: int) -> TensorDict:
     result: Any = TensorDict({}, batch_size=[rows])
     for name, column in columns.items():
         if isinstance(column, list):
-            result.set(name, _stack.from_list([NonTensorData(value) for value in column]))
+            result.set(name, stack_of(column))
         else:
             result.set(name, column)
     return result
@@ -127,8 +126,7 @@ def _column(name: str, value: Any) -> Column:
             raise InputError(f"Field {name!r} has no batch dimension", fields=[name])
         return value
     if isinstance(value, NonTensorData | NonTensorStack):
-        # TensorDict keeps equal values once; tolist() gives one per row again.
-        return value.tolist()
+        return values_of(value)
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", value)
         if array.ndim == 0:

@@ -147,7 +147,12 @@ def _parts(group: Mapping[str, Cuttable], block_bytes: int) -> list[dict[str, Cu
 def is_light(columns: Mapping[str, Column]) -> bool:
     """Whether :func:`encode` takes so little time that a thread of its own would cost more: 0.2 to
     1 ms, there and back."""
-    return sum(map(_weight, columns.values())) <= _LIGHT_BYTES
+    left = float(_LIGHT_BYTES)
+    for column in columns.values():
+        left -= _weight(column)
+        if left < 0:
+            return False
+    return True
 
 
 def _weight(column: Column) -> float:

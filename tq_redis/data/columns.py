@@ -6,9 +6,12 @@ What each kind of field leaves in a block (all buffers are flat, row i of n):
 dense     data: rows one after another
 jagged    lengths: int64[n]; data: rows one after another, ragged dimension first
 strided   shapes: int64[n, rank]; data: rows one after another
+text      ends: int64[n]; text: UTF-8 of the rows one after another
 object    text_ends: int64[n]; large_ends: int64[n]; text: msgpack of the rows;
           then the large buffers of all rows (see values.py)
 ========  ==========================================================================
+
+A column of texts is of the kind ``object``, and known by its two buffers.
 """
 
 from __future__ import annotations
@@ -91,6 +94,19 @@ class _Strided(Cuttable):
         return [self._shapes[first:last].reshape(-1), np.concatenate(self._rows[first:last])]
 
 
+class _Text(Cuttable):
+    """Rows that are all ``str``: at once, in a tenth of the time of values one by one."""
+
+    def __init__(self, rows: list[bytes]) -> None:
+        self.schema = FieldSchema("object")
+        self.ends = np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)))
+        self._text = np.frombuffer(b"".join(rows), np.uint8)
+
+    def cut(self, first: int, last: int) -> list[Buffer]:
+        begin = int(self.ends[first - 1]) if first else 0
+        return [self.ends[first:last] - begin, self._text[begin : int(self.ends[last - 1])]]
+
+
 class _Object(Cuttable):
     def __init__(self, field: str, column: list[Any], allow_pickle: bool) -> None:
         self.schema = FieldSchema("object")
@@ -168,10 +184,21 @@ def cuttable(field: str, column: Column, *, allow_pickle: bool) -> Cuttable:
         InputError: a value cannot be stored; it names the field and row.
     """
     if isinstance(column, list):
-        return _Object(field, column, allow_pickle)
+        rows = _utf8(column)
+        return _Object(field, column, allow_pickle) if rows is None else _Text(rows)
     if not column.is_nested:
         ready = _Dense(column)
     else:
         ready = _Jagged(column) if column.layout == torch.jagged else _Strided(column)
     ready.device = column.device.type
     return ready
+
+
+def _utf8(column: list[Any]) -> list[bytes] | None:
+    """The rows as UTF-8, if all are texts; a subclass of ``str`` is another type."""
+    if set(map(type, column)) != {str}:
+        return None
+    try:
+        return [text.encode() for text in column]
+    except UnicodeEncodeError:  # who encodes value by value can say which row it is
+        return None

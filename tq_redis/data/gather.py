@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tq_redis.data.arenas import Memory
 from tq_redis.data.base import Column
 from tq_redis.data.nested import (
     Int64s,
@@ -19,13 +20,16 @@ from tq_redis.data.nested import (
     offsets_of,
     strided_of_rows,
 )
-from tq_redis.data.pieces import Memory, Part, joined, joined_on
+from tq_redis.data.pieces import Part, joined, joined_on
 from tq_redis.data.spans import Span, expand
 from tq_redis.data.tensors import Bytes, item_bytes, of_bytes, to_tensor
 from tq_redis.data.values import ValueDecoder
 from tq_redis.metadata.schema import FieldSchema
 
 Buffer = npt.NDArray[Any]
+
+# Values of other types have three or more (see columns.py).
+_TEXT_BUFFERS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +140,20 @@ class Gatherer:
 
     def _rows(self, source: Source) -> list[Any]:
         """The wanted rows one by one; tensors are views of the block."""
-        wanted = expand(source.span.firsts, source.span.counts).tolist()
+        rows = expand(source.span.firsts, source.span.counts)
         if source.schema.kind == "object":
-            return [self._value(source.buffers, row) for row in wanted]
+            if len(source.buffers) == _TEXT_BUFFERS:
+                return _texts(source.buffers, rows)
+            return [self._value(source.buffers, row) for row in rows.tolist()]
         shapes = _row_shapes(source)
         ends = np.cumsum(shapes.prod(axis=1)) * item_bytes(source.schema.dtype)
         sizes = np.diff(ends, prepend=0)
         data = source.buffers[-1]
-        rows: list[torch.Tensor] = []
-        for row in wanted:
+        views: list[torch.Tensor] = []
+        for row in rows.tolist():
             view = data[ends[row] - sizes[row] : ends[row]]
-            rows.append(_row(view, source.schema, tuple(shapes[row].tolist())))
-        return rows
+            views.append(_row(view, source.schema, tuple(shapes[row].tolist())))
+        return views
 
     def _value(self, buffers: Sequence[Buffer], row: int) -> Any:
         text_ends, large_ends, text, *large = buffers
@@ -156,6 +162,13 @@ class Gatherer:
         return self._values.value(
             text.data[text_from : text_ends[row]], large[large_from : large_ends[row]]
         )
+
+
+def _texts(buffers: Sequence[Buffer], rows: Int64s) -> list[str]:
+    ends, text = buffers
+    bounds = np.append(0, ends)
+    lows, highs = bounds[rows].tolist(), bounds[rows + 1].tolist()
+    return [str(text.data[low:high], "utf-8") for low, high in zip(lows, highs, strict=True)]
 
 
 def _row_shapes(source: Source) -> Int64s:

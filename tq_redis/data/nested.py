@@ -41,10 +41,10 @@ def take_apart(column: torch.Tensor) -> tuple[torch.Tensor, Int64s, Int64s]:
         values (N, *other dims), not copied; starts (B,) and lengths (B,) of the samples in it.
         A narrowed view has gaps between its samples.
     """
-    plain: Any = column.detach()
+    plain: Any = column
     offsets = _int64s(plain.offsets())
     lengths = np.diff(offsets) if plain.lengths() is None else _int64s(plain.lengths())
-    values: torch.Tensor = plain.values().movedim(ragged_dim(column) - 1, 0)
+    values: torch.Tensor = plain.values().detach().movedim(ragged_dim(column) - 1, 0)
     return values, offsets[: plain.size(0)], lengths
 
 

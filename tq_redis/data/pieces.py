@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from tq_redis.data.arenas import Memory
 from tq_redis.data.devices import pinned
 from tq_redis.data.spans import Int64s, copy_rows
 from tq_redis.data.tensors import Bytes
@@ -15,9 +16,6 @@ from tq_redis.data.tensors import Bytes
 _PIECE_BYTES = 16 << 20
 """Gathered in pinned memory at once; the device fetches one piece while the next is gathered. Torch
 rounds pinned memory up to powers of two."""
-
-
-_SHARED_BYTES, _CHUNK_BYTES, _ALIGNMENT = 1 << 20, 64 << 20, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +26,6 @@ class Part:
     firsts: Int64s
     counts: Int64s
     rows: int
-
-
-class Memory:
-    """Private memory for the columns of one get.
-
-    Columns of a few megabytes share an allocation: fresh memory costs a page fault a page, and huge
-    pages, which make that cheap, begin and end at two megabytes. What is not used of it is never
-    touched. It is freed with the last column that lies in it.
-    """
-
-    def __init__(self) -> None:
-        self._left = np.empty(0, np.uint8)
-
-    def take(self, nbytes: int) -> Bytes:
-        """(nbytes,) of uninitialised memory."""
-        if not _SHARED_BYTES <= nbytes <= _CHUNK_BYTES // 2:
-            return np.empty(nbytes, np.uint8)
-        aligned = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
-        if len(self._left) < aligned:
-            self._left = np.empty(_CHUNK_BYTES, np.uint8)
-        taken, self._left = self._left[:nbytes], self._left[aligned:]
-        return taken
 
 
 def joined(parts: Sequence[Part], row_bytes: int, *, copy: bool, memory: Memory) -> Bytes:
