@@ -24,7 +24,7 @@ LAYERS = [
     ["data"],
     ["samplers", "checkpoint"],
     ["client"],
-    ["instance"],
+    ["instance", "metrics"],
     ["session"],
     ["kv", "bridge", "cli"],
     ["__main__"],

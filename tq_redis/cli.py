@@ -1,4 +1,4 @@
-"""The command ``tq-redis``: how a queue stands, and its storage units."""
+"""The command ``tq-redis``: how a queue stands, its metrics, and its storage units."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from tq_redis.control.shards import Shards
 from tq_redis.control.standing import Standing, Waiter, standing_of
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError, TQError
+from tq_redis.metrics import MetricsServer
 from tq_redis.storage_unit import StorageUnit
 
 _LISTED = 20
@@ -26,7 +27,7 @@ _LISTED = 20
 @click.group()
 @click.version_option(package_name="tq_redis")
 def main() -> None:
-    """Look at a tq_redis queue, and run its storage units."""
+    """Look at a tq_redis queue, and run what belongs to it."""
 
 
 @main.command()
@@ -97,11 +98,46 @@ def storage_unit(
         raise click.ClickException(str(error)) from error
 
 
+@main.command()
+@click.option("--url", help="Redis address [default: $TQ_REDIS_URL].")
+@click.option("--namespace", help="Of the run [default: $TQ_REDIS_NAMESPACE, else 'default'].")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--port", default=0, show_default=True, help="0: one that is free.")
+def metrics(url: str | None, namespace: str | None, host: str, port: int) -> None:
+    """Serve what status shows to Prometheus, until this is ended.
+
+    Redis is read when Prometheus asks.
+    """
+    redis = {name: value for name, value in {"url": url, "namespace": namespace}.items() if value}
+    try:
+        config = load_config({"redis": redis})
+        server = MetricsServer(config, host, port)
+    except TQError as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(
+        f"Metrics of namespace {config.redis.namespace} at http://{server.endpoint}/metrics. "
+        f"Ctrl-C or SIGTERM ends it."
+    )
+    try:
+        asyncio.run(_stopped())
+    finally:
+        server.close()
+
+
 async def _serve(unit: StorageUnit) -> None:
+    await unit.run(_stop_signal())
+
+
+async def _stopped() -> None:
+    await _stop_signal().wait()
+
+
+def _stop_signal() -> asyncio.Event:
+    """Set when somebody ends this process."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await unit.run(stop)
+    return stop
 
 
 async def _show(
