@@ -35,10 +35,13 @@ def generate(
     temperature: float,
     eos_token_id: int,
     pad_token_id: int,
+    draws: torch.Tensor | None = None,
 ) -> Generated:
     """Continue left-padded prompts until the end token or ``max_tokens``.
 
-    A prompt that occurs several times is read once: the samples of one GRPO group share it.
+    A prompt that occurs several times is read once: the samples of one GRPO group share it. Not
+    with ``draws``: a row's answer then depends on that row and on the shape of the batch, and on
+    no other row.
 
     Args:
         model: a transformers causal language model in eval mode.
@@ -48,10 +51,10 @@ def generate(
         temperature: 0 takes the most likely token.
         eos_token_id: ends a response.
         pad_token_id: fills what follows the end.
+        draws: (B, R) float64 in [0, 1), which choose the tokens; by default torch's global
+            generator does.
     """
-    both = torch.stack([input_ids, attention_mask.to(input_ids.dtype)], dim=1)
-    distinct, row_of = torch.unique(both, dim=0, return_inverse=True)
-    prompts, mask = distinct.unbind(dim=1)
+    prompts, mask, row_of = _prompts_to_read(input_ids, attention_mask, shared=draws is None)
 
     cache = DynamicCache()
     kept: dict[str, Any] = {"past_key_values": cache, "use_cache": True, "logits_to_keep": 1}
@@ -66,7 +69,8 @@ def generate(
     log_probs = torch.zeros((size, max_tokens), dtype=torch.float32)
     running = torch.ones(size, dtype=torch.bool)
     for step in range(max_tokens):
-        token, log_prob = _choose(logits.float(), temperature)
+        draw = None if draws is None else draws[:, step]
+        token, log_prob = _choose(logits.float(), temperature, draw)
         responses[:, step] = torch.where(running, token, pad_token_id)
         response_mask[:, step] = running
         log_probs[:, step] = torch.where(running, log_prob, 0.0)
@@ -80,12 +84,36 @@ def generate(
     return Generated(responses, response_mask, log_probs)
 
 
-def _choose(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _prompts_to_read(
+    input_ids: torch.Tensor, attention_mask: torch.Tensor, *, shared: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Prompts, their mask, and for each row of the batch (B,) which of these is its own."""
+    mask = attention_mask.to(input_ids.dtype)
+    if not shared:
+        return input_ids, mask, torch.arange(len(input_ids))
+    both = torch.stack([input_ids, mask], dim=1)
+    distinct, row_of = torch.unique(both, dim=0, return_inverse=True)
+    prompts, mask = distinct.unbind(dim=1)
+    return prompts, mask, row_of
+
+
+def _choose(
+    logits: torch.Tensor, temperature: float, draw: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """One token a row of (B, V) logits, and its log probability."""
     if temperature == 0:
         log_probs = logits.log_softmax(dim=-1)
         token = log_probs.argmax(dim=-1)
     else:
         log_probs = (logits / temperature).log_softmax(dim=-1)
-        token = torch.multinomial(log_probs.exp(), num_samples=1)[:, 0]
+        token = _sample(log_probs.exp(), draw)
     return token, log_probs.gather(1, token[:, None])[:, 0]
+
+
+def _sample(probabilities: torch.Tensor, draw: torch.Tensor | None) -> torch.Tensor:
+    """One token a row of (B, V); a draw (B,) picks it from the cumulated probabilities."""
+    if draw is None:
+        return torch.multinomial(probabilities, num_samples=1)[:, 0]
+    cumulated = probabilities.double().cumsum(dim=-1)
+    # The sum is 1 but for rounding, and a draw is less than 1.
+    return (cumulated <= draw[:, None] * cumulated[:, -1:]).sum(dim=-1)

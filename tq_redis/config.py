@@ -94,6 +94,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             removed by Redis; stores without a call for as long end themselves.
         max_deliveries: a sample that was given out with a lease this many times, and never
             acknowledged, is set aside for that task.
+        notes: JSON values that everybody who attaches finds here; nothing in tq_redis reads them.
     """
 
     redis: RedisConfig = RedisConfig()
@@ -101,6 +102,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 60.0
     idle_ttl_s: int = 7 * 24 * 3600
     max_deliveries: int = 5
+    notes: dict[str, Any] = {}
 
 
 def load_config(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> Config:
@@ -131,6 +133,12 @@ def namespace_asked_for(conf: Mapping[str, Any] | DictConfig | Config | None) ->
     if conf is None:
         return os.environ.get(NAMESPACE_VARIABLE)
     return load_config(conf).redis.namespace
+
+
+def variables_that_are_set() -> dict[str, str]:
+    """What the environment says of the Redis to use, for processes that do not inherit it."""
+    names = (URL_VARIABLE, NAMESPACE_VARIABLE)
+    return {name: os.environ[name] for name in names if os.environ.get(name)}
 
 
 def _plain(value: Any) -> Any:

@@ -124,6 +124,10 @@ class CPUPlatform(PlatformBase):
     def ray_resource_name(self) -> str:
         return "CPU"
 
+    def ray_resource_options(self, num_gpus: float) -> dict[str, Any]:
+        """Of a training process. Ray has an argument of its own for the resource CPU."""
+        return {"num_cpus": num_gpus}
+
     def ray_noset_envvars(self) -> list[str]:
         return []
 

@@ -49,7 +49,13 @@ def start(output: Path, temporary: Path, redis_url: str, namespace: str) -> Iter
                 *overrides,
             ],
             cwd=ROOT,
-            env={**os.environ, "TMPDIR": str(temporary), "HOME": str(temporary)},
+            env={
+                **os.environ,
+                "TMPDIR": str(temporary),
+                "HOME": str(temporary),
+                # torch makes this folder, and keeps it, as soon as tensordict is imported.
+                "TORCHINDUCTOR_CACHE_DIR": str(output.parent / "torch"),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
