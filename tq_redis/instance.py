@@ -97,6 +97,11 @@ class Instance:
             config, control, self._data, f"{socket.gethostname()}:{os.getpid()}"
         )
 
+    @property
+    def is_owner(self) -> bool:
+        """Whether :meth:`end` ends the instance."""
+        return self._upkeep is not None
+
     async def start(self, *, embedded: bool) -> None:
         """Become the owner of a new instance. What an earlier owner left in the namespace is
         cleared: its stores are gone, so nobody could read it.
@@ -242,3 +247,15 @@ def require_same_server(asked: Config, running: Config) -> None:
             f"not on {shown(asked.redis)}. "
             f"Leave redis.url out to attach to it, or choose another namespace."
         )
+
+
+def require_same_instance(asked: Config, running: Config) -> None:
+    """Raises:
+    ConfigError: the instance of this process is not the one asked for.
+    """
+    if asked.redis.namespace != running.redis.namespace:
+        raise ConfigError(
+            f"This process is a client of namespace {running.redis.namespace!r}, not of "
+            f"{asked.redis.namespace!r}. Call close() first, or use another process."
+        )
+    require_same_server(asked, running)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tq_redis.client.portal import Portal
 from tq_redis.config import Config
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.shards import Shards
@@ -42,23 +43,16 @@ class MetricsServer:
     def __init__(self, config: Config, host: str = "127.0.0.1", port: int = 0) -> None:
         if config.redis.url is None:
             raise ConfigError("Which Redis? Give --url or set TQ_REDIS_URL.")
-        self._portal = Portal()
-        self._servers = Shards(config.redis)
-        self._control = ControlPlane(self._servers, config.redis.namespace, config.idle_ttl_s)
+        asyncio.run(_standings(config))
         registry = CollectorRegistry()
+        registry.register(_Queue(config))
         try:
-            self._portal.run(self._servers.learn(self._control.keys, Deadline(_ANSWER_S)))
-            registry.register(_Queue(self._read))
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
-            self._end_portal()
             raise ConfigError(
                 f"Metrics cannot be served at {host}:{port}: {error}. Choose an address of this "
                 f"host, and port 0 for one that is free."
             ) from error
-        except BaseException:
-            self._end_portal()
-            raise
         self.endpoint = f"{host}:{self._server.server_port}"
 
     def close(self) -> None:
@@ -66,32 +60,29 @@ class MetricsServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        self._end_portal()
 
-    def _end_portal(self) -> None:
-        try:
-            self._portal.run(self._control.close())
-        finally:
-            self._portal.stop()
 
-    def _read(self) -> dict[str, Standing]:
-        return self._portal.run(self._standings(Deadline(_ANSWER_S)))
-
-    async def _standings(self, deadline: Deadline) -> dict[str, Standing]:
-        found: dict[str, Standing] = {}
-        for name in await self._control.partitions(deadline):
-            try:
-                found[name] = await standing_of(self._control, name, deadline)
-            except PartitionNotFoundError:  # cleared since it was listed
-                continue
-        return found
+async def _standings(config: Config) -> dict[str, Standing]:
+    """By partition, over a connection of its own: scrapes are rare, and come in any thread."""
+    deadline = Deadline(_ANSWER_S)
+    servers = Shards(config.redis)
+    control = ControlPlane(servers, config.redis.namespace, config.idle_ttl_s)
+    found: dict[str, Standing] = {}
+    try:
+        await servers.learn(control.keys, deadline)
+        for name in await control.partitions(deadline):
+            with suppress(PartitionNotFoundError):  # cleared since it was listed
+                found[name] = await standing_of(control, name, deadline)
+    finally:
+        await control.close()
+    return found
 
 
 class _Queue(Collector):
     """All partitions of a namespace, as they stand when they are collected."""
 
-    def __init__(self, read: Callable[[], Mapping[str, Standing]]) -> None:
-        self._read = read
+    def __init__(self, config: Config) -> None:
+        self._config = config
 
     def describe(self) -> list[Metric]:
         """Nothing, so that registering reads nothing."""
@@ -100,7 +91,7 @@ class _Queue(Collector):
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("tq_up", "Whether Redis answered.")
         try:
-            standings = self._read()
+            standings = asyncio.run(_standings(self._config))
         except TQError as error:
             _log.warning("No metrics: %s", error)
             up.add_metric([], 0)

@@ -145,23 +145,30 @@ Sampler = (
 )
 
 
-def balanced_shares(sizes: Sequence[float], parts: int) -> list[list[int]]:
-    """Deal out positions of ``sizes`` to ``parts`` shares of one length and about equal sums.
+def balanced_shares(
+    sizes: Sequence[float], parts: int, *, equal_counts: bool = True
+) -> list[list[int]]:
+    """Deal out positions of ``sizes`` to ``parts`` shares of about equal sums.
 
-    The largest differencing method (Karmarkar and Karp, 1982), begun with rows of ``parts``
-    neighbours by size, so that all shares have as many positions. Ascending inside a share.
+    The largest differencing method (Karmarkar and Karp, 1982). Ascending inside a share.
+
+    Args:
+        equal_counts: begin with rows of ``parts`` neighbours by size, not with single positions,
+            so that all shares have as many.
 
     Raises:
         InputError: ``sizes`` cannot be dealt out evenly.
     """
     _require_positive("parts", parts)
-    if len(sizes) % parts:
+    step = parts if equal_counts else 1
+    if len(sizes) % step:
         raise InputError(f"{len(sizes)} sizes cannot be dealt out to {parts} equal shares")
     order = sorted(range(len(sizes)), key=lambda place: (sizes[place], place))
     # A state: shares by descending sum. The heap gives the one with the largest spread first.
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
-    for first in range(0, len(order), parts):
-        shares = [(sizes[place], [place]) for place in reversed(order[first : first + parts])]
+    for first in range(0, len(order), step):
+        shares = [(sizes[place], [place]) for place in reversed(order[first : first + step])]
+        shares += [(0.0, list[int]())] * (parts - step)
         heap.append((shares[-1][0] - shares[0][0], first, shares))
     heapq.heapify(heap)
     while len(heap) > 1:

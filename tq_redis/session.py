@@ -17,7 +17,14 @@ from tq_redis.client.sync import Client
 from tq_redis.config import Config, load_config, namespace_asked_for
 from tq_redis.control.keys import Keys
 from tq_redis.errors import ConfigError, NotInitializedError, ServerUnavailableError
-from tq_redis.instance import Instance, choose, contact_server, published, require_same_server
+from tq_redis.instance import (
+    Instance,
+    choose,
+    contact_server,
+    published,
+    require_same_instance,
+    require_same_server,
+)
 from tq_redis.redis_server import EmbeddedServer, find_redis_cli, start_server
 
 
@@ -95,24 +102,41 @@ def close() -> None:
             _end(session)
 
 
-def get_client() -> Client:
+def get_client(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> Client:
     """The client of this process; attaches if need be: to the instance of this Ray job, outside
     Ray to that of ``TQ_REDIS_NAMESPACE`` in the Redis at ``TQ_REDIS_URL``.
 
+    Args:
+        conf: names another namespace or Redis to attach to.
+
     Raises:
         NotInitializedError: there is no instance to attach to.
+        ConfigError: this process has a client already, of another instance than ``conf`` names.
     """
     global _session
     with _lock:
         if _session is None:
-            found = choose(_running(), namespace_asked_for(None)) or _published(load_config())
+            found = choose(_running(), namespace_asked_for(conf)) or _published(load_config(conf))
             if found is None:
                 raise NotInitializedError(
                     "No queue runs in this Ray job. Call tq_redis.init() in the driver first; "
                     "outside Ray, set TQ_REDIS_URL (and TQ_REDIS_NAMESPACE) to those of the queue."
                 )
             _session = _attach(found, may_own=False)
+        elif conf is not None:
+            require_same_instance(load_config(conf), _session.instance.config)
         return _session.client
+
+
+def is_initialized() -> bool:
+    """Whether this process has a client."""
+    return _session is not None
+
+
+def is_owner() -> bool:
+    """Whether this process has a client, and owns the instance: its :func:`close` ends it."""
+    session = _session
+    return session is not None and session.instance.is_owner
 
 
 def progress_command(partition: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from tq_redis.errors import InputError, KeyNotFoundError, shorten
 from tq_redis.metadata.merge import merge_info, same_value
@@ -62,7 +62,7 @@ class KVBatchMeta:
         fields = "fields unknown" if self.fields is None else self.fields
         return f"KVBatchMeta({self.size} keys of {self.partition_id or 'nowhere'}: {fields})"
 
-    def select_keys(self, keys: Sequence[str]) -> KVBatchMeta:
+    def select_keys(self, keys: Sequence[str]) -> Self:
         """These samples, in this order.
 
         Raises:
@@ -88,7 +88,7 @@ class KVBatchMeta:
         self.keys = [self.keys[row] for row in indices]
         self.tags = [self.tags[row] for row in indices]
 
-    def chunk(self, chunks: int) -> list[KVBatchMeta]:
+    def chunk(self, chunks: int) -> list[Self]:
         """``chunks`` consecutive parts; the first ``size % chunks`` are one sample longer.
 
         Parts share nothing with each other or with this batch. Some are empty where there are more
@@ -100,7 +100,7 @@ class KVBatchMeta:
         return [self._rows(rows) for rows in chunk_rows(self.size, chunks)]
 
     @classmethod
-    def concat(cls, metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
+    def concat(cls, metas: Sequence[KVBatchMeta]) -> Self:
         """More samples of the same partition; empty batches are passed over.
 
         Raises:
@@ -130,8 +130,8 @@ class KVBatchMeta:
     def _state(self) -> tuple[Any, ...]:
         return self.keys, self.tags, self.partition_id, self.fields, self.extra_info
 
-    def _rows(self, rows: Sequence[int]) -> KVBatchMeta:
-        return KVBatchMeta(
+    def _rows(self, rows: Sequence[int]) -> Self:
+        return type(self)(
             [self.keys[row] for row in rows],
             [self.tags[row] for row in rows],
             self.partition_id,
