@@ -135,8 +135,8 @@ def consume(queue: Queue, partition: str, times: int) -> list[tuple[float, float
 
 
 def lists(queue: Queue, keys: int, partitions: int, calls: int) -> Times:
-    """``kv_list`` of ``keys`` keys with two tags, a change of a tag of 100 of them, and
-    the list of all partitions, of which there are ``partitions`` more."""
+    """``kv_list`` of ``keys`` keys with two tags, the first one and those after a change of a tag
+    of 100 of them, and the list of all partitions, of which there are ``partitions`` more."""
     partition = _new()
     names = [f"key_{number}" for number in range(keys)]
     for first in range(0, keys, KEYS_PER_PUT):
@@ -146,16 +146,16 @@ def lists(queue: Queue, keys: int, partitions: int, calls: int) -> Times:
     others = [_new() for _ in range(partitions)]
     for other in others:
         queue.put(rows_of(1), other)
-    _require(len(queue.keys(partition)) == keys, "kv_list has every key")
+    times: Times = {"first": [milliseconds(queue.keys, partition)], "tags": [], "keys": []}
     _require(set(queue.partitions()) >= {partition, *others}, "every partition is listed")
-    change = [{"status": "again"}] * 100
-    times = {
-        "keys": [milliseconds(queue.keys, partition) for _ in range(calls)],
-        "tags": [
-            milliseconds(queue.put_keys, names[:100], partition, None, change) for _ in range(calls)
-        ],
-        "partitions": [milliseconds(queue.partitions) for _ in range(calls)],
-    }
+    for number in range(calls):
+        change = [{"status": number}] * 100
+        times["tags"].append(milliseconds(queue.put_keys, names[:100], partition, None, change))
+        times["keys"].append(milliseconds(queue.keys, partition))
+    listed = queue.keys(partition)
+    _require(len(listed) == keys, "kv_list has every key")
+    _require(listed[names[0]]["status"] == calls - 1, "kv_list has the last tags")
+    times["partitions"] = [milliseconds(queue.partitions) for _ in range(calls)]
     for name in [partition, *others]:
         queue.clear_partition(name)
     return times

@@ -22,6 +22,10 @@ from benchmarks.queues import Carrier, Memory, Queue
 Kind = Literal["dense", "mixed"]
 Speeds = dict[str, list[float]]
 
+# Steps of a training are seconds apart. Ray frees what was cleared once a second, and memory that
+# was never used before takes several times as long to be written.
+REST_S = 1.2
+
 WIDTH = 8192
 ROW_BYTES = 9 * WIDTH * 4
 _STACK: Any = NonTensorStack
@@ -51,8 +55,8 @@ def transfer(
 ) -> Speeds:
     """Put a batch for each reader, let all readers read theirs at once, clear; ``rounds`` times.
 
-    A first round is not counted. Readers are processes of their own. They read every byte, and what
-    they read is compared with what was put.
+    A first round is not counted, and a pause follows each. Readers are processes of their own. They
+    read every byte, and what they read is compared with what was put.
 
     Args:
         node: where the readers are; the writer is on node 1.
@@ -71,6 +75,7 @@ def transfer(
     for number in range(rounds + 1):
         for way in ways:
             put, got = _round(contender, members, data, readers, way)
+            time.sleep(REST_S)
             if number:
                 speeds["put"].append(put)
                 speeds[way].append(got)

@@ -26,7 +26,9 @@ LAYERS = [
     ["client"],
     ["instance", "metrics"],
     ["session"],
-    ["kv", "bridge", "cli"],
+    ["streaming"],
+    ["kv", "bridge", "cli", "compat"],
+    ["verl"],
     ["__main__"],
 ]
 

@@ -60,6 +60,7 @@ from .samplers import (
     SequentialSampler,
 )
 from .session import check_server, close, get_client, init, progress_command
+from .streaming import StreamingDataLoader, StreamingDataset
 
 __version__: str
 
@@ -105,6 +106,8 @@ __all__ = [
     "Standing",
     "StoreFullError",
     "StoreUsage",
+    "StreamingDataLoader",
+    "StreamingDataset",
     "TQError",
     "TaskStanding",
     "Waiter",
