@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import stat
+import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +28,7 @@ from tq_redis import (
     ServerError,
     StoreFullError,
 )
+from tq_redis.checkpoint.files import FileRecord, Writer
 from tq_redis.client import load
 from tq_redis.control.plane import ControlPlane
 from tq_redis.data import DataPlane, memory
@@ -141,8 +143,15 @@ def test_a_save_that_is_too_slow(
     client: Client, folder: Path, meta: BatchMeta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client.save_checkpoint(folder, metadata={"step": 1})
-    with pytest.raises((DeadlineError, ServerError)):
-        client.save_checkpoint(folder, timeout=0.005)
+    close = Writer.close
+
+    def slow(writer: Writer) -> FileRecord:
+        time.sleep(0.6)
+        return close(writer)
+
+    with monkeypatch.context() as patch, pytest.raises((DeadlineError, ServerError)):
+        patch.setattr(Writer, "close", slow)
+        client.save_checkpoint(folder, metadata={"step": 2}, timeout=0.5)
     still_works(client, meta)
     assert client.load_checkpoint(folder) == {"step": 1}
 

@@ -81,7 +81,7 @@ class Client:
         Raises:
             InputError: columns do not fit each other or the metadata; nothing was written.
             SchemaConflictError: a field would change dtype; rows before it may be written if the
-                batch was too large for one step (4,096 cells, a row counting as three to eight
+                batch was too large for one step (3,072 cells, a row counting as three to eight
                 more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
             PartitionEndedError: new samples where no more are to come.
