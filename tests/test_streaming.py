@@ -391,10 +391,11 @@ def test_workers_of_a_trainer_in_ray(namespace: str) -> None:
 
 def test_a_worker_that_waits_in_vain_says_so(queue: tq.Client) -> None:
     put(queue, 3)
+    others = set(multiprocessing.active_children())
     loader = tq.StreamingDataLoader(stream(timeout=0.3), 1)
     with pytest.raises(tq.DeadlineError, match=r"'t' waited 0.3 s for 8 samples of 'p'"):
         list(loader)
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
 
 
 KILLED = """

@@ -28,7 +28,7 @@ from tq_redis import (
     ServerError,
     StoreFullError,
 )
-from tq_redis.checkpoint.files import FileRecord, Writer
+from tq_redis.checkpoint.files import Writer
 from tq_redis.client import load
 from tq_redis.control.plane import ControlPlane
 from tq_redis.data import DataPlane, memory
@@ -139,18 +139,19 @@ def test_bytes_that_are_gone(client: Client, folder: Path, namespace: str, meta:
     client.save_checkpoint(folder)
 
 
+@pytest.mark.parametrize("step", ["open", "close"])
 def test_a_save_that_is_too_slow(
-    client: Client, folder: Path, meta: BatchMeta, monkeypatch: pytest.MonkeyPatch
+    client: Client, folder: Path, meta: BatchMeta, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     client.save_checkpoint(folder, metadata={"step": 1})
-    close = Writer.close
+    do = getattr(Writer, step)
 
-    def slow(writer: Writer) -> FileRecord:
+    def slow(writer: Writer) -> Any:
         time.sleep(0.6)
-        return close(writer)
+        return do(writer)
 
     with monkeypatch.context() as patch, pytest.raises((DeadlineError, ServerError)):
-        patch.setattr(Writer, "close", slow)
+        patch.setattr(Writer, step, slow)
         client.save_checkpoint(folder, metadata={"step": 2}, timeout=0.5)
     still_works(client, meta)
     assert client.load_checkpoint(folder) == {"step": 1}

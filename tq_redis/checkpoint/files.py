@@ -12,7 +12,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import msgspec
 import numpy as np
@@ -88,9 +88,13 @@ class Writer:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("xb", buffering=_BUFFERING)
+        self._file: BinaryIO | None = None
         self._digest = hashlib.sha256()
         self._bytes = 0
+
+    def open(self) -> None:
+        """Make the file, before anything else. Whoever gives up on it calls :meth:`abandon`."""
+        self._file = self._path.open("xb", buffering=_BUFFERING)
 
     def page(self, suffix: str, kind: str, items: msgspec.Raw) -> None:
         """Append a :class:`Page`, whose items are packed already."""
@@ -106,19 +110,22 @@ class Writer:
 
     def close(self) -> FileRecord:
         """Write what is buffered. It is on disk for sure only after an fsync."""
+        assert self._file is not None
         self._file.close()
         return FileRecord(self._path.name, self._bytes, self._digest.hexdigest())
 
     def abandon(self) -> None:
         """Let go of a file that is not to be finished."""
         with suppress(OSError):  # what is buffered may not fit any more
-            self._file.close()
+            if self._file is not None:
+                self._file.close()
 
     def _frame(self, content: Any) -> None:
         packed = msgspec.msgpack.encode(content)
         self._write(len(packed).to_bytes(_LENGTH_BYTES, "little") + packed)
 
     def _write(self, data: bytes | memoryview) -> None:
+        assert self._file is not None
         self._file.write(data)
         self._digest.update(data)
         self._bytes += memoryview(data).nbytes

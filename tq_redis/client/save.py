@@ -163,8 +163,9 @@ class Save:
 
     @asynccontextmanager
     async def _file(self, name: str) -> AsyncGenerator[Writer]:
-        writer = await self._write(Writer, self._draft.folder / name)
+        writer = Writer(self._draft.folder / name)
         try:
+            await self._write(writer.open)
             yield writer
         finally:
             await self._disk.finish(writer.abandon)
