@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import tq_redis as tq
 from tests.raylets import two_raylets
+from tq_redis.data import ray_door
 
 ROWS = 8
 WIDTH = 12_500_000  # float32: 50 MB a row
@@ -28,6 +29,7 @@ KILLED_AFTER = (0.05, 0.3, 0.6, 0.9)
 
 class _Producer:
     def __init__(self) -> None:
+        ray_door._KEEP_S = 2.0  # the room of the dead comes back while the test waits
         self.data = torch.arange(float(ROWS))[:, None].expand(-1, WIDTH).contiguous()
         self.client = tq.get_client()
         self.client.put({"x": self.data[:, :10]}, partition_id="warm")

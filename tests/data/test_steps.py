@@ -34,6 +34,7 @@ def test_fifty_steps_leave_memory_as_it_was_after_five(
 ) -> None:
     data = {"x": torch.rand(ROWS, WIDTH // 2), "y": torch.rand(ROWS, WIDTH // 2)}
     store = store_process(namespace)
+    empty = object_store_bytes()
     after_warm_up: dict[str, float] = {}
     for step in range(1, STEPS + 1):
         partition = f"train_{step}"
@@ -44,9 +45,8 @@ def test_fifty_steps_leave_memory_as_it_was_after_five(
         del got
         client.clear_partition(partition)
         if step == WARM:
-            wait_until(lambda: client.get_store_usage()[0].used == 0)
             after_warm_up = memory(store)
-    wait_until(lambda: client.get_store_usage()[0].used == 0)
+    wait_until(lambda: object_store_bytes() <= empty + (1 << 20), what="all blocks are freed")
     wait_until(lambda: grown(after_warm_up, memory(store)) == {}, what="memory is as it was")
 
 
@@ -59,12 +59,10 @@ def store_process(namespace: str) -> psutil.Process:
 
 
 def memory(store: psutil.Process) -> dict[str, float]:
-    """Bytes that the driver and the store have for themselves, and that Ray's objects take."""
-    return {
-        "driver": psutil.Process().memory_info().rss - psutil.Process().memory_info().shared,
-        "store": store.memory_info().rss - store.memory_info().shared,
-        "object store": object_store_bytes(),
-    }
+    """Bytes that the driver and the store have for themselves: not shared, as objects are."""
+    processes = {"driver": psutil.Process(), "store": store}
+    infos = {name: process.memory_info() for name, process in processes.items()}
+    return {name: info.rss - info.shared for name, info in infos.items()}
 
 
 def object_store_bytes() -> int:

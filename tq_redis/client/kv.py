@@ -225,13 +225,9 @@ class AsyncKVClient(CheckpointCalls):
         """
         deadline = self._deadline(timeout)
         changes = await self.control.changes(partition_id, version_of(since), deadline)
-        if changes.whole:
-            rows = await self.control.describe(partition_id, deadline, fields=())
-            tags = {k: t for k, t in zip(rows.keys, rows.tags, strict=True) if k is not None}
-            return KVChanges(text_of(changes.version), tags, [], whole=True)
         tags = {key: row for key, (sample, row) in changes.rows.items() if sample}
         removed = [key for key, (sample, _) in changes.rows.items() if not sample]
-        return KVChanges(text_of(changes.version), tags, removed, whole=False)
+        return KVChanges(text_of(changes.version), tags, removed, changes.whole)
 
     async def kv_clear(
         self, keys: Sequence[str] | str, partition_id: str, *, timeout: float | None = None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tq_redis.control.plane import ControlPlane
-from tq_redis.control.records import Version
+from tq_redis.control.records import Changes, Version
 from tq_redis.deadline import Deadline
 from tq_redis.errors import InputError, PartitionNotFoundError
 
@@ -57,10 +57,13 @@ class _Listing:
     rows: dict[str, _Row] = field(default_factory=dict[str, _Row])
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    def update(self, changed: dict[str, tuple[int, dict[str, Any]]]) -> None:
+    def update(self, changes: Changes) -> None:
+        self.version = changes.version
+        if changes.whole:
+            self.rows.clear()
         last = next(reversed(self.rows.values())).sample if self.rows else 0
         sort = False
-        for key, (sample, tags) in changed.items():
+        for key, (sample, tags) in changes.rows.items():
             known = self.rows.get(key)
             if known is not None and known.sample != sample:  # its place is another one
                 del self.rows[key]
@@ -93,22 +96,9 @@ class Listings:
             self._known.popitem(last=False)
         async with listing.lock:
             try:
-                await self._refresh(partition, listing, deadline)
+                changes = await self._control.changes(partition, listing.version, deadline)
             except PartitionNotFoundError:
                 self._known.pop(partition, None)
                 raise
+            listing.update(changes)
             return {key: row.copy() for key, row in listing.rows.items()}
-
-    async def _refresh(self, partition: str, listing: _Listing, deadline: Deadline) -> None:
-        changes = await self._control.changes(partition, listing.version, deadline)
-        if changes.whole:
-            # What changes while this lists is told by the next call, since the version is older.
-            rows = await self._control.describe(partition, deadline, fields=())
-            listing.rows = {
-                key: _Row.of(sample, tags)
-                for key, sample, tags in zip(rows.keys, rows.ids, rows.tags, strict=True)
-                if key is not None
-            }
-        else:
-            listing.update(changes.rows)
-        listing.version = changes.version

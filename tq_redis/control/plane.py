@@ -23,7 +23,7 @@ from tq_redis.control.replies import (
 from tq_redis.control.snapshots import Snapshots
 from tq_redis.deadline import Deadline
 
-# Cells (rows x fields) that one script handles: at most five milliseconds of Redis's only thread.
+# Cells (rows x fields) that one script handles: some five milliseconds of Redis's only thread.
 CELLS_PER_CALL = 8192
 # To write a cell costs more than to read it, to find and drop it most: Redis waits for its memory.
 _CELLS_PER_PUT = 3072
@@ -184,7 +184,8 @@ class ControlPlane(Claims, Snapshots):
         return rows
 
     async def changes(self, partition: str, since: Version | None, deadline: Deadline) -> Changes:
-        """Keys that were made, cleared, or whose tags changed, since a version.
+        """Keys that were made, cleared, or whose tags changed, since a version; all keys where that
+        is not known.
 
         Raises:
             PartitionNotFoundError
@@ -203,11 +204,14 @@ class ControlPlane(Claims, Snapshots):
             await self._check(reply, partition, deadline)
             version = Version(reply.generation, reply.upto)
             if reply.whole:
-                return Changes(version, whole=True, rows={})
+                # What changes while these are listed comes after this version: it is told again.
+                found = await self.describe(partition, deadline, fields=())
+                listed = zip(found.keys, zip(found.ids, found.tags, strict=True), strict=True)
+                return Changes(version, True, {k: row for k, row in listed if k is not None})
             tags = packing.tag_rows(reply.tags, len(reply.keys))
             rows |= zip(reply.keys, zip(reply.ids, tags, strict=True), strict=True)
             if not reply.more:
-                return Changes(version, whole=False, rows=rows)
+                return Changes(version, False, rows)
 
     async def summary(self, partition: str, deadline: Deadline) -> dict[str, int | str]:
         """The summary hash, names decoded.

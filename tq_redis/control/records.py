@@ -236,7 +236,7 @@ class Changes:
 
     Attributes:
         version: what this goes up to.
-        whole: it does not say what has changed, which may be anything: list all keys, again.
+        whole: ``rows`` are all keys that there are, in the order of their samples.
         rows: user key -> its sample id (0: it is gone) and its tags.
     """
 

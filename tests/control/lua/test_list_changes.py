@@ -30,9 +30,12 @@ async def test_nothing_has_changed(plane: ControlPlane) -> None:
     assert await plane.changes("p", since, soon()) == Changes(since, whole=False, rows={})
 
 
-async def test_who_knows_nothing_is_told_to_list_all(plane: ControlPlane) -> None:
+async def test_who_knows_nothing_is_told_all(plane: ControlPlane) -> None:
     await plane.produce("p", write(2, ["x"], keys=["a", "b"]), soon())
-    assert (await plane.changes("p", None, soon())).whole
+    await plane.produce("p", write(1, ["x"]), soon())
+    found = await plane.changes("p", None, soon())
+    assert found.whole
+    assert found.rows == {"a": (1, {}), "b": (2, {})}
 
 
 async def test_new_keys_changed_tags_and_cleared_ones(plane: ControlPlane) -> None:
