@@ -65,3 +65,14 @@ def test_a_broken_checkpoint_changes_nothing(client: Any, tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match="broken"):
         tq.load_checkpoint(tmp_path / "broken")
     assert tq.kv_list("p") == {"p": {"k": {"n": 1}, "l": {"n": 2}}}
+
+
+def test_the_client_saves_in_two_parts(client: Any, tmp_path: Path) -> None:
+    fill()
+    client.save_controller_checkpoint(str(tmp_path / "controller"))
+    client.save_storage_checkpoint(str(tmp_path))
+    tq.kv_clear(["k", "l"], "p")
+    client.load_storage_checkpoint(str(tmp_path))
+    client.load_controller_checkpoint(str(tmp_path / "controller"))
+    assert tq.kv_list("p") == {"p": {"k": {"n": 1}, "l": {"n": 2}}}
+    assert tq.kv_batch_get("l", "p")["x"].to_padded_tensor(padding=0).tolist() == [[3, 4]]

@@ -108,6 +108,13 @@ def test_stale_metadata_is_an_error(client: Any) -> None:
             call()
 
 
+def test_what_belongs_to_a_batch_is_not_stored(client: Any) -> None:
+    meta = client.put(columns(2), partition_id="p")
+    meta.extra_info = {"temperature": 0.5}
+    assert client.put(columns(2), metadata=meta).extra_info == {"temperature": 0.5}
+    assert everything(client, "p", "x").extra_info == {}
+
+
 # Reading
 
 
@@ -129,6 +136,14 @@ def test_reading_consumes_nothing(client: Any) -> None:
     meta = client.put(columns(2), partition_id="p")
     client.get_data(meta)
     assert client.get_consumption_status("t", "p")[1].tolist() == [0, 0]
+
+
+def test_rows_that_were_cleared_cannot_be_read(client: Any) -> None:
+    meta = client.put(columns(2), partition_id="p")
+    client.clear_samples(meta)
+    with pytest.raises(tq.StorageKeyNotFoundError):
+        client.get_data(meta)
+    assert issubclass(tq.StorageKeyNotFoundError, KeyError)
 
 
 # Tags
@@ -268,6 +283,20 @@ def test_consumption_can_be_reset(client: Any) -> None:
     for task in ("t", "u"):
         assert client.get_consumption_status(task, "p")[1].tolist() == [0, 0]
     assert client.reset_consumption("nowhere") is True
+
+
+def test_a_partition_without_samples_is_not_consumed(client: Any) -> None:
+    meta = client.put(columns(2), partition_id="p")
+    client.get_meta(["x"], 2, "p", task_name="t")
+    client.clear_samples(meta)
+    assert client.check_consumption_status("t", "p") is False
+    assert client.get_partition_list() == ["p"]
+
+
+@differs("True")
+def test_a_partition_without_samples_is_not_produced(client: Any) -> None:
+    client.clear_samples(client.put(columns(2), partition_id="p"))
+    assert client.check_production_status(["x"], "p") is False
 
 
 # Loops

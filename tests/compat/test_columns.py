@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorStack, TensorDict
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tests.compat.peer import differs, stack, tq
 
@@ -105,6 +106,19 @@ def test_tensors_in_a_stack_are_a_column_of_tensors() -> None:
     assert [row.tolist() for row in got.unbind()] == [[1, 1], [0, 0, 0]]
 
 
+def test_lists_are_columns_too() -> None:
+    assert round_trip(["x", "y"]).tolist() == ["x", "y"]
+    wrapped: Any = NonTensorData(["x", "y"])
+    assert round_trip(wrapped).tolist() == ["x", "y"]
+    meta = tq.get_client().put(TensorDict({"v": wrapped}, batch_size=2), partition_id="q")
+    assert tq.get_client().get_data(meta).get("v").tolist() == ["x", "y"]
+
+
+@differs("TypeError")
+def test_one_value_is_that_of_all_rows() -> None:
+    assert round_trip(NonTensorData("x")).tolist() == ["x", "x"]
+
+
 def test_arrays_are_tensors() -> None:
     got = round_trip(np.arange(4, dtype=np.float32).reshape(2, 2))
     assert got.dtype == torch.float32
@@ -122,6 +136,9 @@ def test_values_of_one_sample_need_no_batch_dimension() -> None:
     assert got["z"].tolist() == [2.0]
     assert (got.get("s").tolist(), got.get("l").tolist()) == (["x"], [[1, 2]])
     assert np.array_equal(got.get("a").tolist()[0], np.arange(2))
+    tq.kv_put("k", "p", {"s": {"a": 1}, "l": None})
+    again = tq.kv_batch_get("k", "p", ["s", "l"])
+    assert (again.get("s").tolist(), again.get("l").tolist()) == ([{"a": 1}], [None])
 
 
 def test_one_row_can_be_taken_out() -> None:
@@ -160,3 +177,14 @@ def test_one_tensor_for_many_rows_can_be_put_again() -> None:
     got = round_trip(nested([torch.ones(2), torch.ones(5)], layout=jagged))
     again = round_trip(got * 2)
     assert [row.tolist() for row in again.unbind()] == [[2] * 2, [2] * 5]
+
+
+def test_a_result_can_be_saved_and_put_again(tmp_path: Path) -> None:
+    fields = {"v": nested([torch.ones(2), torch.ones(5)], layout=jagged), "u": stack("x", "y")}
+    tq.kv_batch_put(["a", "b"], "p", TensorDict(fields, batch_size=2))
+    torch.save(tq.kv_batch_get(["a", "b"], "p"), tmp_path / "rollout.pt")
+    saved = torch.load(tmp_path / "rollout.pt", weights_only=False)
+    tq.kv_batch_put(["c", "d"], "p", saved)
+    got = tq.kv_batch_get(["d", "c"], "p")
+    assert got["v"].offsets().diff().tolist() == [5, 2]
+    assert got.get("u").tolist() == ["y", "x"]

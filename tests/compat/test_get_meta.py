@@ -71,6 +71,14 @@ def test_too_few_samples_are_an_error_after_some_seconds(client: Any) -> None:
     assert client.get_consumption_status("t", "p")[1].tolist() == [0, 0]
 
 
+def test_a_claim_takes_ready_rows_in_ascending_order(client: Any) -> None:
+    meta = put(4)
+    for row in (3, 0, 2):
+        client.put(TensorDict({"y": torch.ones(1)}, batch_size=1), metadata=meta[row])
+    ready = sorted(meta.global_indexes[row] for row in (0, 2, 3))
+    assert client.get_meta(["y"], 3, "p", task_name="t").global_indexes == ready
+
+
 def test_who_polls_gets_an_empty_batch(start: Start) -> None:
     start(polling_mode=True)
     client = tq.get_client()

@@ -93,6 +93,21 @@ def test_a_data_parser_makes_the_columns_that_are_kept() -> None:
 
 
 @pytest.mark.parametrize(
+    "wrong",
+    [
+        pytest.param(lambda batch: batch | {"more": batch["x"]}, id="another field"),
+        pytest.param(lambda batch: {"x": batch["x"][:1]}, id="fewer rows"),
+        pytest.param(list, id="no dict"),
+    ],
+)
+def test_a_data_parser_may_change_values_alone(wrong: Any) -> None:
+    tq.kv_batch_put(["a", "b"], "p", columns(2))
+    with pytest.raises((ValueError, RuntimeError)):
+        tq.kv_batch_put(["a", "b"], "p", columns(2) + 7, data_parser=wrong)
+    assert rows_of(tq.kv_batch_get(["a", "b"], "p"), "x") == [[0, 1], [2, 3]]
+
+
+@pytest.mark.parametrize(
     ("call", "arguments", "error"),
     [
         ("kv_put", {"key": "k"}, ValueError),

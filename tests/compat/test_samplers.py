@@ -15,6 +15,7 @@ from tests.compat.peer import IS_PEER, differs, tq
 def put(rows: int, lengths: list[int] | None = None) -> list[int]:
     client = tq.get_client()
     meta = client.put(TensorDict({"x": torch.arange(rows)}, batch_size=rows), partition_id="p")
+    meta.reorder(sorted(range(rows), key=meta.global_indexes.__getitem__))
     if lengths:
         meta.update_custom_meta([{"total_lengths": length} for length in lengths])
         client.set_custom_meta(meta)
@@ -136,7 +137,7 @@ def test_the_queue_gives_whole_groups(start: Start) -> None:
     assert get(2, "u", dp_rank=1, batch_index=0) == ids[3:5]
     assert get(2, "u", dp_rank=0, batch_index=0) == ids[:2]
     with pytest.raises(RuntimeError):
-        get(3)
+        get(3, "v")
 
 
 def test_the_queue_gives_ranks_of_a_group_the_same(start: Start) -> None:
@@ -147,7 +148,7 @@ def test_the_queue_gives_ranks_of_a_group_the_same(start: Start) -> None:
     assert get(2, dp_rank=0, batch_index=0) == ids[:2]
     assert get(2, dp_rank=0, batch_index=1) == []
     with pytest.raises(RuntimeError):
-        get(2)
+        get(2, "without a rank")
 
 
 def test_the_queue_deals_out_lengths(start: Start) -> None:
@@ -157,6 +158,31 @@ def test_the_queue_deals_out_lengths(start: Start) -> None:
     assert sorted(map(sorted, shares)) == [ids[:2], ids[2:]]
     assert [get(2, dp_rank=rank, batch_index=0) for rank in range(2)] == shares
     assert get(2, dp_rank=0, batch_index=1) == []
+
+
+def test_a_rule_that_finds_too_little_is_an_empty_batch_or_an_error(start: Start) -> None:
+    """Enough rows are ready, but no group."""
+    for polling in (True, False):
+        start(sampler=tq.GRPOGroupNSampler(2), polling_mode=polling)
+        ids = put(3)
+        tq.get_client().clear_samples(tq.BatchMeta(ids[1:2], ["p"]))
+        if polling:
+            assert get(2) == []
+        else:
+            with pytest.raises(RuntimeError):
+                get(2)
+        assert tq.get_client().get_consumption_status("t", "p")[1].tolist() == [0, 0]
+        tq.close()
+
+
+def test_a_partition_that_is_cleared_is_forgotten(start: Start) -> None:
+    start(sampler=tq.RankAwareSampler(), polling_mode=True)
+    put(2)
+    get(2, dp_rank=0, batch_index=0)
+    tq.get_client().clear_partition("p")
+    assert get(2, dp_rank=0, batch_index=0) == []
+    ids = put(2)
+    assert sorted(get(2, dp_rank=0, batch_index=0)) == sorted(ids)
 
 
 def test_samples_without_a_length_count_as_one(start: Start) -> None:

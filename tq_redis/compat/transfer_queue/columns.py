@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
-from tensordict import TensorDict
+from tensordict import NonTensorData, TensorDict
+from tensordict.base import TensorDictBase
 
 from tq_redis.client.columns import Fields, to_columns, to_tensordict
 from tq_redis.data import Column
@@ -23,6 +24,19 @@ def jagged_tensordict(columns: Mapping[str, Column], rows: int) -> TensorDict:
     else, a NonTensorStack. Dense columns become jagged without a copy.
     """
     return to_tensordict({name: _jagged(column) for name, column in columns.items()}, rows)
+
+
+def with_lists(data: TensorDictBase) -> TensorDictBase:
+    """``data``, where a NonTensorData that wraps a list of one value per row is the column of these
+    values, as transfer_queue takes it. TensorDict itself means that each row has the whole list."""
+    untyped: Any = data
+    rows = list(data.batch_size[:1])
+    lists: dict[str, Column] = {}
+    for name, column in untyped.items():
+        wrapped = column.data if isinstance(column, NonTensorData) else None
+        if isinstance(wrapped, list) and [len(cast("list[Any]", wrapped))] == rows:
+            lists[name] = wrapped
+    return untyped.copy().update(to_tensordict(lists, *rows)) if lists else data
 
 
 def picked_rows(data: Fields, rows: Sequence[int]) -> dict[str, Column]:

@@ -13,7 +13,7 @@ from tensordict.base import TensorDictBase
 from tq_redis import metadata as strict
 from tq_redis.client.columns import DataParser, Fields, single_row
 from tq_redis.client.kv import AsyncKVClient
-from tq_redis.compat.transfer_queue.columns import jagged_tensordict
+from tq_redis.compat.transfer_queue.columns import jagged_tensordict, with_lists
 from tq_redis.compat.transfer_queue.errors import (
     FieldsNotReadyError,
     KeyLookupError,
@@ -106,7 +106,7 @@ class KVCalls:
         if isinstance(fields, TensorDictBase) and fields.batch_size[0] != len(names):
             raise InputError(f"Got {fields.batch_size[0]} rows for {len(names)} keys")
         plain = None if tags is None else [plain_tags(row) for row in tags]
-        columns: Any = fields
+        columns: Any = with_lists(fields) if isinstance(fields, TensorDictBase) else fields
         if columns is not None and not list(columns.keys()):
             columns, plain = None, plain or [{} for _ in names]
         written = await self.core.kv_batch_put(

@@ -13,7 +13,7 @@ from tensordict.base import TensorDictBase
 
 from tq_redis import metadata as strict
 from tq_redis.client.columns import DataParser
-from tq_redis.compat.transfer_queue.columns import picked_rows
+from tq_redis.compat.transfer_queue.columns import picked_rows, with_lists
 from tq_redis.compat.transfer_queue.draws import fetch
 from tq_redis.compat.transfer_queue.errors import (
     RequestError,
@@ -113,6 +113,7 @@ class RowCalls(KVCalls):
             InputError: columns do not fit each other or the metadata; nothing was written.
             StorageKeyNotFoundError: the metadata is stale. A KeyError.
         """
+        data = with_lists(data)
         if metadata is None:
             if not partition_id:
                 raise InputError("partition_id must be provided if metadata is not given")

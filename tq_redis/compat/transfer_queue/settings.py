@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -29,28 +30,7 @@ CHECKPOINT_S = 3600.0
 # Where the settings of this layer travel in those of the queue.
 NOTE = "transfer_queue"
 
-_DEFAULTS: dict[str, Any] = {
-    "metrics": {"enabled": False, "port": 0},
-    "controller": {"sampler": "SequentialSampler", "polling_mode": False, "zmq_info": None},
-    "backend": {
-        "storage_backend": "SimpleStorage",
-        "SimpleStorage": {
-            "total_storage_size": None,
-            "num_data_storage_units": 2,
-            "required_node_resource": None,
-            "zmq_info": None,
-            "ssd_offload": {
-                "enabled": False,
-                "path": None,
-                "threshold_bytes": 1 << 20,
-                "glibc_mmap_threshold_bytes": 1 << 20,
-            },
-        },
-        "MooncakeStore": {},
-        "Yuanrong": {},
-        "RayStore": None,
-    },
-}
+_DEFAULTS = Path(__file__).with_name("config.yaml")
 _USED = (
     *("enable", "resume", "tq_redis", "metrics"),
     *("controller.sampler", "controller.polling_mode"),
@@ -73,8 +53,8 @@ class Note:
 
 def merged(conf: Settings) -> DictConfig:
     """The defaults, and ``conf`` over them."""
-    base = OmegaConf.create(_DEFAULTS, flags={"allow_objects": True})
-    return cast(DictConfig, OmegaConf.merge(base, conf or {}))
+    base = OmegaConf.create({}, flags={"allow_objects": True})
+    return cast(DictConfig, OmegaConf.merge(base, OmegaConf.load(_DEFAULTS), conf or {}))
 
 
 def strict_settings(conf: DictConfig, sampler: BaseSampler) -> dict[str, Any]:
