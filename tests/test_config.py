@@ -138,6 +138,14 @@ def test_counts_must_be_positive(name: str) -> None:
         load_config(OmegaConf.from_dotlist([f"{name}=0"]))
 
 
+def test_parsers_are_for_units_that_init_starts() -> None:
+    parsers = {"load": "my_package.images:load"}
+    conf = OmegaConf.create({"data": {"parsers": parsers, "units": 1}})
+    assert load_config(conf).data.parsers == parsers
+    with pytest.raises(ConfigError, match=r"data\.parsers.*data\.units is 0.*--parser"):
+        load_config({"data": {"parsers": parsers}})
+
+
 @pytest.mark.parametrize("namespace", ["", "a b", "a:b", "{a}", "a\n", "a\u00a0b"])
 def test_a_namespace_is_one_word(namespace: str) -> None:
     with pytest.raises(ConfigError, match=r"redis\.namespace"):

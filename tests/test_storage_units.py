@@ -15,6 +15,7 @@ from click.testing import CliRunner
 
 import tq_redis as tq
 from tests.conftest import WaitUntil
+from tq_redis import storage_unit
 from tq_redis.cli import main
 
 
@@ -167,11 +168,17 @@ except tq.NotInitializedError as error:
         (["--host", "0.0.0.0"], "advertise"),
         (["--host", "203.0.113.1"], "cannot listen at tcp://203.0.113.1"),
         (["--url", "redis://127.0.0.1:1/0"], "127.0.0.1:1"),
+        (["--parser", "load"], "name=package.module:function, each name once, got 'load'"),
+        (["--parser", "load=os:sep", "--parser", "load=os:sep"], "each name once"),
+        (["--parser", "load=nowhere.at_all:f"], "Parser 'load' cannot be imported from 'nowhere"),
+        (["--parser", "load=os:nothing"], "AttributeError"),
+        (["--parser", "load=os:sep"], "is no function, but of type str"),
     ],
 )
 def test_what_is_wrong_with_a_unit_is_said(
-    environment: dict[str, str], options: list[str], says: str
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, options: list[str], says: str
 ) -> None:
+    monkeypatch.setattr(storage_unit, "_CONTACT_S", 2.0)
     result = CliRunner().invoke(main, ["storage-unit", *options])
     assert result.exit_code == 1
     assert says in result.output

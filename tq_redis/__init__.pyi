@@ -3,7 +3,7 @@
 from .client.kv import KVChanges
 from .client.sync import Client
 from .config import Config, DataConfig, RedisConfig
-from .control.standing import Standing, TaskStanding, Waiter
+from .control.standing import Standing, TaskLimit, TaskStanding, Waiter
 from .data.base import StoreUsage
 from .errors import (
     AuthenticationError,
@@ -21,7 +21,9 @@ from .errors import (
     NotFoundError,
     NotInitializedError,
     NotReadyError,
+    ParserError,
     PartitionEndedError,
+    PartitionFullError,
     PartitionNotFoundError,
     SampleNotFoundError,
     SchemaConflictError,
@@ -90,7 +92,9 @@ __all__ = [
     "NotFoundError",
     "NotInitializedError",
     "NotReadyError",
+    "ParserError",
     "PartitionEndedError",
+    "PartitionFullError",
     "PartitionNotFoundError",
     "RankAwareSampler",
     "Ready",
@@ -109,6 +113,7 @@ __all__ = [
     "StreamingDataLoader",
     "StreamingDataset",
     "TQError",
+    "TaskLimit",
     "TaskStanding",
     "Waiter",
     "__version__",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -20,6 +20,7 @@ from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError, TQError
 from tq_redis.metrics import MetricsServer
 from tq_redis.storage_unit import StorageUnit
+from tq_redis.store.parsers import BlockParser
 
 _LISTED = 20
 
@@ -64,6 +65,13 @@ def status(
 @click.option("--advertise", help="Name of this machine for clients, where --host is not it.")
 @click.option("--capacity", default=4.0, show_default=True, help="GiB that it may keep.")
 @click.option("--curve", is_flag=True, help="Encrypt what travels, with a key made now.")
+@click.option(
+    "--parser",
+    "parsers",
+    multiple=True,
+    metavar="NAME=PACKAGE.MODULE:FUNCTION",
+    help="Offer to run this for puts that name it as data_parser; may be given several times.",
+)
 def storage_unit(
     url: str | None,
     namespace: str | None,
@@ -72,6 +80,7 @@ def storage_unit(
     advertise: str | None,
     capacity: float,
     curve: bool,
+    parsers: tuple[str, ...],
 ) -> None:
     """Keep columns that are routed to zmq in this process's memory, until it is ended.
 
@@ -88,6 +97,7 @@ def storage_unit(
             advertise=advertise,
             capacity=int(capacity * (1 << 30)),
             curve=curve,
+            parsers=_loaded(parsers),
         )
         click.echo(
             f"Storage unit {unit.id} of namespace {config.redis.namespace} at "
@@ -122,6 +132,22 @@ def metrics(url: str | None, namespace: str | None, host: str, port: int) -> Non
         asyncio.run(_stopped())
     finally:
         server.close()
+
+
+def _loaded(words: Sequence[str]) -> Mapping[str, BlockParser]:
+    if not words:
+        return {}
+    from tq_redis.data.unit_parsers import load_parsers  # with torch, which others need not have
+
+    paths: dict[str, str] = {}
+    for word in words:
+        name, _, path = word.partition("=")
+        if not name or not path or name in paths:
+            raise ConfigError(
+                f"--parser takes name=package.module:function, each name once, got {word!r}"
+            )
+        paths[name] = path
+    return load_parsers(paths)
 
 
 async def _serve(unit: StorageUnit) -> None:
@@ -186,7 +212,20 @@ def _print_standing(console: Console, name: str, standing: Standing) -> None:
                     escape(task), escape(fields_read) or "-", str(ready), *counts, escape(waiting)
                 )
         console.print(tasks)
+    _print_limits(console, standing)
     console.print()
+
+
+def _print_limits(console: Console, standing: Standing) -> None:
+    table = Table(box=None, padding=(0, 2), highlight=True)
+    for title in ("task", "unconsumed", "limit", "when full", "evicted"):
+        table.add_column(title, overflow="fold")
+    for task, state in standing.tasks.items():
+        if state.limit or state.evicted:
+            limit = (str(state.limit.samples), state.limit.when_full) if state.limit else ("-", "-")
+            table.add_row(escape(task), str(state.unconsumed), *limit, str(state.evicted))
+    if table.row_count:
+        console.print(table)
 
 
 def _waiting(waiters: list[Waiter]) -> str:

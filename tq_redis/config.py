@@ -55,6 +55,8 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         units: storage units that :func:`tq_redis.init` starts as Ray actors, spread over the
             nodes. 0: those that ``tq-redis storage-unit`` starts are used.
         unit_bytes: bytes that each of these may keep.
+        parsers: name -> ``package.module:function``, of what these offer to run on the columns of
+            a put that names it (``data_parser``).
         curve: encrypt what travels between clients and stores by ZeroMQ (CurveZMQ); each store
             makes its own key.
         block_bytes: neighbouring fields of a put share blocks of up to so many bytes; a larger
@@ -67,6 +69,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     routes: dict[str, BackendName] = {}
     units: int = 0
     unit_bytes: int = 4 << 30
+    parsers: dict[str, str] = {}
     curve: bool = False
     block_bytes: int = 32 << 20
     orphan_grace_s: float = 120.0
@@ -198,6 +201,11 @@ def _check_ranges(config: Config) -> None:
             raise ConfigError(f"Setting {name} must be positive, got {value}")
     if config.data.units < 0:
         raise ConfigError(f"Setting data.units must not be negative, got {config.data.units}")
+    if config.data.parsers and not config.data.units:
+        raise ConfigError(
+            "Setting data.parsers is for the units that init() starts, and data.units is 0. To "
+            "those that you start, say --parser"
+        )
     if config.redis.url is not None and not config.redis.urls:
         raise ConfigError("Setting redis.url must not be empty; leave it out for an own server")
     if not re.fullmatch(r"[^\s:{}]+", config.redis.namespace):

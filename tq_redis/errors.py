@@ -17,7 +17,8 @@
     ├── CannotFillError (RuntimeError)      fewer samples can still come than a batch needs
     ├── LeaseLostError (RuntimeError)       samples are no longer held by the claim
     ├── DeadlineError (TimeoutError)        the call's deadline passed
-    │   └── StoreFullError                  the object store had no room until then
+    │   ├── StoreFullError                  the object store had no room until then
+    │   └── PartitionFullError              a task had not consumed enough until then
     ├── NotInitializedError (RuntimeError)  no client in this process and none to attach to
     ├── ClosedError (RuntimeError)          the client was closed
     ├── ServerError (ConnectionError)       Redis cannot be used
@@ -25,6 +26,7 @@
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerPolicyError               the server would evict keys, or is too old
     │   └── ServerFullError                 the server is at its memory limit
+    ├── ParserError (RuntimeError)          a data_parser failed in a storage unit
     ├── DataLostError (RuntimeError)        bytes that Redis names are gone
     └── CheckpointError (RuntimeError)      a checkpoint cannot be written, read or trusted
 
@@ -166,6 +168,24 @@ class StoreFullError(DeadlineError):
     consume or clear, then retry."""
 
 
+class PartitionFullError(DeadlineError):
+    """A task's limit left no room for new samples until the deadline. Nothing was written.
+
+    Attributes:
+        task: the task that has a limit.
+        limit: how many samples it may leave unconsumed.
+        unconsumed: how many it has left, those included that it holds with a lease.
+    """
+
+    def __init__(
+        self, message: str, *, task: str = "", limit: int = 0, unconsumed: int = 0, **context: Any
+    ) -> None:
+        super().__init__(message, **context)
+        self.task = task
+        self.limit = limit
+        self.unconsumed = unconsumed
+
+
 class NotInitializedError(TQError, RuntimeError):
     """This process has no client, and there is no running instance to attach to."""
 
@@ -204,6 +224,13 @@ class DataLostError(TQError, RuntimeError):
     def __init__(self, message: str, *, handles: Iterable[str] = (), **context: Any) -> None:
         super().__init__(message, **context)
         self.handles = tuple(handles)
+
+
+class ParserError(TQError, RuntimeError):
+    """A ``data_parser`` failed in a storage unit, or the unit ended meanwhile. Nothing was written.
+
+    The message has the type and the text of what was raised there; the unit's log says where.
+    """
 
 
 class CheckpointError(TQError, RuntimeError):

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 
 from tq_redis.config import Config
 from tq_redis.control.keys import Keys
@@ -13,6 +14,7 @@ from tq_redis.control.shards import Shards
 from tq_redis.control.units import RENEW_S, UnitList
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError, ServerError
+from tq_redis.store.parsers import BlockParser
 from tq_redis.store.server import StoreServer
 from tq_redis.store.shelf import Shelf
 
@@ -32,6 +34,7 @@ class StorageUnit:
         advertise: this machine's name for clients, if it is another one than ``host``.
         capacity: bytes that it may keep.
         curve: encrypt what travels.
+        parsers: what it offers to run, by name.
 
     Attributes:
         id: its name in handles and in the list of units.
@@ -49,6 +52,7 @@ class StorageUnit:
         advertise: str | None = None,
         capacity: int,
         curve: bool = False,
+        parsers: Mapping[str, BlockParser] | None = None,
     ) -> None:
         if (advertise or host) in _WILDCARDS:
             raise ConfigError(
@@ -59,9 +63,12 @@ class StorageUnit:
             raise ConfigError("Which Redis? Set redis.url, give --url, or set TQ_REDIS_URL.")
         self.id = uuid.uuid4().hex[:12]
         self.shelf = Shelf(capacity)
-        self.server = StoreServer(self.shelf, host, port, advertise=advertise, curve=curve)
+        self.server = StoreServer(
+            self.shelf, host, port, advertise=advertise, curve=curve, parsers=parsers
+        )
         self._config = config
         self._capacity = capacity
+        self._parsers = tuple(parsers or ())
 
     async def run(self, stop: asyncio.Event) -> None:
         """Be a unit until ``stop`` is set, or nobody has called for ``idle_ttl_s``.
@@ -100,7 +107,9 @@ class StorageUnit:
                 await units.strike(unit.id, Deadline(_CONTACT_S))
 
     async def _enter(self, units: UnitList, deadline: Deadline) -> None:
-        await units.enter(self.id, self.server.address, self._capacity, deadline)
+        await units.enter(
+            self.id, self.server.address, self._capacity, deadline, parsers=self._parsers
+        )
 
     async def _renew(self, units: UnitList) -> None:
         try:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import msgspec
 import ray as untyped_ray
+from ray.exceptions import ActorDiedError
 from ray.util import list_named_actors
 
 from tq_redis.config import Config
+from tq_redis.errors import ConfigError
 from tq_redis.storage_unit import StorageUnit
+from tq_redis.store.parsers import BlockParser
 
 ray: Any = untyped_ray  # its own types are partial
 
 RAY_NAMESPACE = "tq_redis"
+
+Load = Callable[[Mapping[str, str]], Mapping[str, BlockParser]]
+"""Imports parsers, and torch with them."""
 
 
 class UnitActor:
@@ -24,15 +31,17 @@ class UnitActor:
 
     Args:
         config: settings of the instance, as JSON.
+        load: what it offers comes by; None: it offers nothing.
     """
 
-    def __init__(self, config: str) -> None:
+    def __init__(self, config: str, load: Load | None = None) -> None:
         settings = msgspec.json.decode(config, type=Config)
         self._unit = StorageUnit(
             settings,
             host=ray.util.get_node_ip_address(),
             capacity=settings.data.unit_bytes,
             curve=settings.data.curve,
+            parsers=None if load is None else load(settings.data.parsers),
         )
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
@@ -57,13 +66,17 @@ class UnitActor:
         self._thread.join()
 
 
-def start_units(config: Config, within_s: float) -> list[str]:
+def start_units(config: Config, within_s: float, load: Load) -> list[str]:
     """Start as many as ``data.units`` says, spread over the nodes, or find them. Blocks.
+
+    Args:
+        load: imports the parsers in ``data.parsers``, in the units.
 
     Returns:
         Their ids.
 
     Raises:
+        ConfigError: one could not start.
         TimeoutError: not within so many seconds.
     """
     actor: Any = ray.remote(UnitActor)
@@ -77,10 +90,13 @@ def start_units(config: Config, within_s: float) -> list[str]:
             max_restarts=-1,
             num_cpus=0,
             scheduling_strategy="SPREAD",
-        ).remote(text)
+        ).remote(text, load if config.data.parsers else None)
         for number in range(config.data.units)
     ]
-    return ray.get([actor.id.remote() for actor in actors], timeout=within_s)
+    try:
+        return ray.get([actor.id.remote() for actor in actors], timeout=within_s)
+    except ActorDiedError as error:
+        raise ConfigError(f"A storage unit could not start: {error}") from error
 
 
 def end_units(config: Config, within_s: float) -> None:

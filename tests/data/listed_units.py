@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from contextlib import asynccontextmanager, contextmanager
+
+import redis
 
 from tq_redis.config import Config
 from tq_redis.control.keys import Keys
@@ -39,6 +42,15 @@ class Listing:
         return found
 
 
+def until_listed(config: Config) -> None:
+    """Wait for a unit that imports torch: for minutes, where the machine is busy."""
+    end = time.monotonic() + 150
+    with redis.Redis.from_url(config.redis.urls[0]) as server:
+        while not server.exists(Keys(config.redis.namespace).units):
+            assert time.monotonic() < end, "no unit is listed"
+            time.sleep(0.05)
+
+
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     """Ask again and again; fail the test when the answer stays no."""
     async with asyncio.timeout(30):
@@ -68,14 +80,17 @@ async def running(unit: StorageUnit) -> AsyncGenerator[asyncio.Task[None]]:
 
 
 @contextmanager
-def unit_process(config: Config, capacity: int) -> Generator[subprocess.Popen[bytes]]:
+def unit_process(
+    config: Config, capacity: int, *options: str
+) -> Generator[subprocess.Popen[bytes]]:
     """``tq-redis storage-unit``, killed at the end if it still runs."""
     url = config.redis.urls[0]
     words = ["storage-unit", "--url", url, "--namespace", config.redis.namespace]
     program = "from tq_redis.cli import main; main()"
     gib = str(capacity / (1 << 30))
     process = subprocess.Popen(
-        [sys.executable, "-c", program, *words, "--capacity", gib], stdout=subprocess.DEVNULL
+        [sys.executable, "-c", program, *words, "--capacity", gib, *options],
+        stdout=subprocess.DEVNULL,
     )
     try:
         yield process

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import tq_redis as tq
 from tests.raylets import two_raylets
+from tq_redis import instance
 from tq_redis.data import ray_door
 
 ROWS = 8
@@ -24,19 +25,21 @@ WIDTH = 12_500_000  # float32: 50 MB a row
 STORE_BYTES = 1 << 30
 WITHIN = 30.0
 # Of the time that a put takes.
-KILLED_AFTER = (0.05, 0.3, 0.6, 0.9)
+KILLED_AFTER = (0.1, 0.5, 0.9)
 
 
 class _Producer:
     def __init__(self) -> None:
         ray_door._KEEP_S = 2.0  # the room of the dead comes back while the test waits
-        self.data = torch.arange(float(ROWS))[:, None].expand(-1, WIDTH).contiguous()
         self.client = tq.get_client()
+
+    def ready(self) -> None:
+        """All is imported and connected, and there is something to put."""
+        self.data = torch.arange(float(ROWS))[:, None].expand(-1, WIDTH).contiguous()
         self.client.put({"x": self.data[:, :10]}, partition_id="warm")
         self.client.clear_partition("warm")
 
-    def ready(self) -> None:
-        """All is imported and connected."""
+    def alive(self) -> None: ...
 
     def put(self, partition: str) -> None:
         self.client.put({"x": self.data}, partition_id=partition)
@@ -49,8 +52,12 @@ class Steps:
     """The owner and reader is on the head, producers are on the other node."""
 
     def __init__(self, far: Any) -> None:
-        self.far = far
         self.client = tq.get_client()
+        # Together: each takes seconds to import all.
+        there = NodeAffinitySchedulingStrategy(far.node_id, soft=False)
+        started = Producer.options(scheduling_strategy=there)
+        self.producers = [started.remote() for _ in range(2 + len(KILLED_AFTER))]
+        ray.get([producer.alive.remote() for producer in self.producers], timeout=180)
 
     def run(self) -> None:
         put_s = self.after_a_put()
@@ -96,16 +103,15 @@ class Steps:
         return self.take("cut")
 
     def producer(self) -> Any:
-        there = NodeAffinitySchedulingStrategy(self.far.node_id, soft=False)
-        producer = Producer.options(scheduling_strategy=there).remote()
-        ray.get(producer.ready.remote(), timeout=90)
+        producer = self.producers.pop()
+        ray.get(producer.ready.remote(), timeout=WITHIN)
         return producer
 
     def kill(self, producer: Any) -> None:
         ray.kill(producer)
         with contextlib.suppress(RayActorError):  # raised when it is dead, which takes a moment
             while True:
-                ray.get(producer.ready.remote(), timeout=WITHIN)
+                ray.get(producer.alive.remote(), timeout=WITHIN)
 
     def take(self, partition: str) -> int:
         """Claim all rows of a partition, compare them with what was put, and clear it."""
@@ -129,6 +135,7 @@ def _kill_after(producer: Any, delay_s: float) -> None:
 
 
 def main(url: str, namespace: str) -> None:
+    instance.RENEW_S = 2.0  # and so often the owner looks for what no row names
     with two_raylets(STORE_BYTES) as (_, far):
         tq.init(
             {

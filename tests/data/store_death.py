@@ -21,7 +21,7 @@ from tq_redis.data.ray_stores import RAY_NAMESPACE
 
 WIDTH = 1 << 15  # 128 KiB a row: blocks that lie in the object store
 ROWS = 4
-WITHIN = 10.0
+WITHIN = 1.5  # less than Ray needs to notice that a node is dead
 
 
 def prompts() -> torch.Tensor:

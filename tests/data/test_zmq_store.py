@@ -214,7 +214,7 @@ async def test_a_unit_dies_while_a_put_waits_for_room(
 
 async def until_waited_for(wait_until: WaitUntil, units: Units, *names: str) -> None:
     servers = [units.servers[name] for name in names]
-    await asyncio.to_thread(wait_until, lambda: all(server._waiting for server in servers))
+    await asyncio.to_thread(wait_until, lambda: all(server._rooms.waiting for server in servers))
 
 
 # Back-pressure

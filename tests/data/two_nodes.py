@@ -80,7 +80,7 @@ async def steps(cluster: Any, far: Any) -> None:
 
     # The store's node dies.
     cluster.remove_node(far, allow_graceful=False)
-    await fails(blocks, within=5)
+    await fails(blocks, within=1.5)
 
 
 async def fails(blocks: list[WrittenBlock], within: float) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 
 from tq_redis.config import Config
 from tq_redis.data import DataPlane, memory, open_data_plane
 from tq_redis.deadline import Deadline
+from tq_redis.store.parsers import BlockParser
 from tq_redis.store.server import StoreServer
 from tq_redis.store.shelf import Shelf
 from tq_redis.store.units import Unit
@@ -21,11 +22,14 @@ class Units:
         self.shelves: dict[str, Shelf] = {}
         self.capacity = 1 << 30
         self.stale: set[str] = set()
+        self.parsers: Mapping[str, BlockParser] = {}
 
     def start(self, *, curve: bool = False, host: str = "127.0.0.1") -> str:
         name = f"unit{len(self.shelves)}"
         self.shelves[name] = Shelf(self.capacity)
-        self.servers[name] = StoreServer(self.shelves[name], host, curve=curve)
+        self.servers[name] = StoreServer(
+            self.shelves[name], host, curve=curve, parsers=self.parsers
+        )
         return name
 
     def stop(self, name: str, *, strike: bool = False) -> None:
@@ -37,8 +41,9 @@ class Units:
             self.stale.add(name)
 
     async def units(self, deadline: Deadline) -> dict[str, Unit]:
+        offered = tuple(self.parsers)
         return {
-            name: Unit(name, server.address, self.capacity, name not in self.stale)
+            name: Unit(name, server.address, self.capacity, name not in self.stale, offered)
             for name, server in self.servers.items()
         }
 

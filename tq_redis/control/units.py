@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 import msgspec
 
@@ -24,6 +25,7 @@ _FRESH_S = 3 * RENEW_S
 class _Entry(msgspec.Struct, frozen=True):
     address: Address
     capacity: int
+    parsers: tuple[str, ...] = ()
 
 
 class UnitList:
@@ -51,11 +53,20 @@ class UnitList:
             await self._connection.command("SREM", self._keys.units, name, deadline=deadline)
             return None
         entry = msgspec.json.decode(text, type=_Entry)
-        return Unit(name, entry.address, entry.capacity, left >= _LIFETIME_S - _FRESH_S)
+        fresh = left >= _LIFETIME_S - _FRESH_S
+        return Unit(name, entry.address, entry.capacity, fresh, entry.parsers)
 
-    async def enter(self, name: str, address: Address, capacity: int, deadline: Deadline) -> None:
+    async def enter(
+        self,
+        name: str,
+        address: Address,
+        capacity: int,
+        deadline: Deadline,
+        *,
+        parsers: Iterable[str] = (),
+    ) -> None:
         """Write the entry of a unit, or renew it."""
-        entry = msgspec.json.encode(_Entry(address, capacity))
+        entry = msgspec.json.encode(_Entry(address, capacity, tuple(parsers)))
         key, names = self._keys.unit(name), self._keys.units
         await self._connection.command("SET", key, entry, "EX", _LIFETIME_S, deadline=deadline)
         await self._connection.commands(

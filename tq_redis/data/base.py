@@ -147,13 +147,16 @@ class Backend(ABC):
         self,
         partition: str,
         columns: Mapping[str, Column],
-        parser: Parser,
+        parser: Parser | str,
         deadline: Deadline,
     ) -> list[WrittenBlock] | None:
         """Run a parser where its result is kept, and keep it.
 
+        Args:
+            parser: a function, or the name of one that the stores have.
+
         Returns:
-            What was written; None: parsers run in the process that puts.
+            What was written; None: the stores do not run this kind of parser.
 
         Raises:
             What the parser raised, and what :meth:`write` raises.

@@ -83,7 +83,7 @@ class DataPlane:
         partition: str,
         columns: Mapping[str, Column],
         deadline: Deadline,
-        parser: Parser | None = None,
+        parser: Parser | str | None = None,
     ) -> list[WrittenBlock]:
         """Write the columns; when this returns, the blocks outlive the calling process.
 
@@ -91,18 +91,29 @@ class DataPlane:
 
         Args:
             parser: makes the columns that are written from these. A backend that keeps all the
-                fields may run it where the result is kept.
+                fields may run it where the result is kept; one that has only a name must.
 
         Raises:
-            InputError: a column cannot be stored; it names the field (and row).
+            InputError: a column cannot be stored; it names the field (and row). Or no backend runs
+                what the name stands for.
             StoreFullError: a store had no room within the deadline. In either case nothing stays.
             Exception: what the parser raised.
         """
-        if parser is not None and len({self.route(field) for field in columns}) == 1:
-            backend = self.backend(self.route(next(iter(columns))))
-            written = await backend.parse(partition, columns, parser, deadline)
-            if written is not None:
-                return written
+        if parser is not None:
+            routes = {self.route(field) for field in columns}
+            if len(routes) == 1:
+                backend = self.backend(next(iter(routes)))
+                written = await backend.parse(partition, columns, parser, deadline)
+                if written is not None:
+                    return written
+            if isinstance(parser, str):
+                raise InputError(
+                    f"data_parser {parser!r} is a name, which storage units know: all fields of "
+                    f"the put must be routed to zmq, these are to {sorted(routes)}. Give the "
+                    f"function itself, or put the others apart",
+                    partition=partition,
+                    fields=columns,
+                )
         config = self._config
 
         def cut() -> list[EncodedBlock]:

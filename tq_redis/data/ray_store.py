@@ -162,9 +162,11 @@ class RayBackend(Backend):
         self,
         partition: str,
         columns: Mapping[str, Column],
-        parser: Parser,
+        parser: Parser | str,
         deadline: Deadline,
-    ) -> list[WrittenBlock]:
+    ) -> list[WrittenBlock] | None:
+        if isinstance(parser, str):
+            return None
         return await parse_and_write(self._config, partition, columns, parser, deadline)
 
     async def read(self, handles: Sequence[str], deadline: Deadline) -> dict[str, Content]:

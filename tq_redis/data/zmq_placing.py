@@ -15,8 +15,9 @@ from typing import Any
 from tq_redis.data.base import EncodedBlock
 from tq_redis.data.zmq_units import ANSWER_S, UnitGoneError, Units, pause
 from tq_redis.deadline import Deadline
-from tq_redis.errors import DeadlineError, InputError, StoreFullError
+from tq_redis.errors import DeadlineError, InputError, StoreFullError, nearest
 from tq_redis.store import messages as m
+from tq_redis.store.units import Unit
 
 # For so long a put waits for room in the units that there are, before it looks for new ones.
 _ROUND_S = 10.0
@@ -68,6 +69,26 @@ class Placing:
                     continue
                 if isinstance(reply, m.Done):
                     return unit
+
+    async def with_parser(self, parser: str, partition: str, deadline: Deadline) -> str:
+        """A unit that offers a parser and answers; one that is not full, if there is one.
+
+        Raises:
+            InputError: none offers it.
+            DeadlineError: none answers.
+        """
+        while True:
+            units = await self._in_turn(0, partition, deadline, parser)
+            full: list[str] = []
+            for unit in units:
+                usage = await self._try(unit, m.Measure(), (), 0.0, deadline)
+                if isinstance(usage, m.Usage):
+                    if usage.capacity is None or usage.used < usage.capacity:
+                        return unit
+                    full.append(unit)
+            if full:
+                return full[0]
+            await pause(deadline, f"None of the storage units {units} answered")
 
     async def _find_room(
         self, units: list[str], name: str, nbytes: int, partition: str, deadline: Deadline
@@ -137,16 +158,20 @@ class Placing:
             return None
         return reply
 
-    async def _in_turn(self, nbytes: int, partition: str, deadline: Deadline) -> list[str]:
-        """The units that may keep so many bytes, another one first each time.
+    async def _in_turn(
+        self, nbytes: int, partition: str, deadline: Deadline, parser: str | None = None
+    ) -> list[str]:
+        """The units that may keep so many bytes, and offer a parser, another one first each time.
 
         Raises:
-            InputError: none ever can.
+            InputError: none ever can, or does.
             DeadlineError: there is none.
         """
-        listed = await self._units.listed(deadline)
+        listed = await self._units.listed(deadline, anew=parser is not None)
         while True:
             fresh = [unit for unit in listed.values() if unit.fresh]
+            if parser is not None:
+                fresh = _offering(fresh, parser, partition)
             units = [unit for unit in fresh if not self._units.refuses(unit.id)]
             large = [unit.id for unit in units if nbytes <= unit.capacity]
             if large:
@@ -166,6 +191,24 @@ class Placing:
                 f"tq-redis storage-unit, or let init() start some (data.units)",
             )
             listed = await self._units.listed(deadline, anew=True)
+
+
+def _offering(units: list[Unit], parser: str, partition: str) -> list[Unit]:
+    """Those that offer a parser.
+
+    Raises:
+        InputError: there are units, and none does.
+    """
+    found = [unit for unit in units if parser in unit.parsers]
+    if units and not found:
+        offered = sorted({name for unit in units for name in unit.parsers})
+        raise InputError(
+            f"No storage unit offers data_parser {parser!r}. {nearest(parser, offered)} Start one "
+            f"with tq-redis storage-unit --parser {parser}=package.module:function, or name it in "
+            f"data.parsers",
+            partition=partition,
+        )
+    return found
 
 
 def _patience(deadline: Deadline) -> float:

@@ -5,11 +5,21 @@ Ray. Each block goes to one unit.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tq_redis.config import Config
-from tq_redis.data.base import Backend, Content, EncodedBlock, StoreUsage
+from tq_redis.data.base import (
+    Backend,
+    Column,
+    Content,
+    EncodedBlock,
+    Parser,
+    StoreUsage,
+    WrittenBlock,
+)
 from tq_redis.data.calls import in_thread, together
+from tq_redis.data.unit_parsers import load_parsers
+from tq_redis.data.zmq_parse import Parsing
 from tq_redis.data.zmq_placing import Placing
 from tq_redis.data.zmq_units import UnitGoneError, Units, pause
 from tq_redis.deadline import Deadline
@@ -44,7 +54,7 @@ class ZmqBackend(Backend):
             started = await in_thread(
                 deadline,
                 "Ray did not start the storage units",
-                lambda: start_units(self._config, deadline.remaining),
+                lambda: start_units(self._config, deadline.remaining, load_parsers),
             )
             while not set(started) <= set(await self._units.listed(deadline, anew=True)):
                 await pause(deadline, f"Storage units {started} did not enter themselves")
@@ -68,6 +78,26 @@ class ZmqBackend(Backend):
             await self._units.ask_all(self._units.in_use, m.Drop(names), Deadline(_UNDO_S))
             raise
         return [f"zmq/{unit}/{name}" for unit, name in zip(units, names, strict=True)]
+
+    async def parse(
+        self,
+        partition: str,
+        columns: Mapping[str, Column],
+        parser: Parser | str,
+        deadline: Deadline,
+    ) -> list[WrittenBlock] | None:
+        """In a unit that offers a parser of this name. Functions cannot travel there."""
+        if not isinstance(parser, str):
+            return None
+        return await Parsing(
+            self._units,
+            self._placing,
+            partition,
+            columns,
+            parser,
+            self._config.data.block_bytes,
+            deadline,
+        ).write()
 
     async def read(self, handles: Sequence[str], deadline: Deadline) -> dict[str, Content]:
         found: dict[str, Content] = {}

@@ -78,6 +78,23 @@ class Measure(msgspec.Struct, frozen=True, tag=True):
     """Say how much is kept."""
 
 
+class Parse(msgspec.Struct, frozen=True, tag=True):
+    """Keep what a parser makes of a block, as blocks of about ``block_bytes``, if it is done and
+    there is room for it within ``within_s`` seconds.
+
+    Attributes:
+        name: of the request: made again, it is answered, but not done, again. To ``Drop`` this name
+            is to give it up, and to forget what was made.
+    """
+
+    name: str
+    partition: str
+    parser: str
+    parcel: Parcel
+    block_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    within_s: Seconds
+
+
 class Done(msgspec.Struct, frozen=True, tag=True):
     """It was done."""
 
@@ -119,14 +136,51 @@ class Usage(msgspec.Struct, frozen=True, tag=True):
     capacity: int | None
 
 
+class ParsedBlock(msgspec.Struct, frozen=True, array_like=True):
+    """A block that is kept now.
+
+    Attributes:
+        header: its own.
+        first_row: the row of the block that was sent that is its row 0.
+        nbytes: of its rows.
+    """
+
+    name: str
+    header: bytes
+    first_row: int
+    nbytes: int
+
+
+class Parsed(msgspec.Struct, frozen=True, tag=True):
+    """What a parser made is kept."""
+
+    blocks: list[ParsedBlock]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The parser raised something, and nothing is kept.
+
+    Attributes:
+        reason: what it was.
+        bad_input: its result, or what it was given, cannot be right.
+    """
+
+    reason: str
+    bad_input: bool = False
+
+
+class Late(msgspec.Struct, frozen=True, tag=True):
+    """The parser was not done in time, and nothing is kept."""
+
+
 class Refused(msgspec.Struct, frozen=True, tag=True):
     """That was no request of ours."""
 
     reason: str
 
 
-Request = Hold | Reserve | Find | Drop | Confirm | ListUnconfirmed | Measure
-Reply = Done | Full | Found | Unconfirmed | Usage | Refused
+Request = Hold | Reserve | Find | Drop | Confirm | ListUnconfirmed | Measure | Parse
+Reply = Done | Full | Found | Unconfirmed | Usage | Parsed | Failed | Late | Refused
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

@@ -11,16 +11,18 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 import zmq
 
 from tq_redis.errors import ConfigError
 from tq_redis.store import messages as m
+from tq_redis.store.parsers import BlockParser, Made, Work, Works
+from tq_redis.store.rooms import Rooms
 from tq_redis.store.shelf import Block, Shelf
 
 HEARTBEAT_MS = 5_000
@@ -42,25 +44,7 @@ class Address(msgspec.Struct, frozen=True):
     server_key: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Waiting:
-    """A request for room that there was not."""
-
-    client: Any
-    number: Any
-    request: m.Reserve
-    until: float
-
-
-class _Room(NamedTuple):
-    """Bytes that are kept for who comes within ``keep_s`` seconds."""
-
-    nbytes: int
-    keep_s: float
-    until: float
-
-
-_NO_ROOM = _Room(0, 0.0, 0.0)
+_AtOnce = m.Hold | m.Find | m.Drop | m.Confirm | m.ListUnconfirmed | m.Measure
 
 
 class StoreServer:
@@ -72,6 +56,7 @@ class StoreServer:
         port: 0: one that is free.
         advertise: the name of this host for clients, where it is another one.
         curve: encrypt, with a key made for this server.
+        parsers: by the names that clients may ask for.
 
     Attributes:
         address: for clients.
@@ -89,6 +74,7 @@ class StoreServer:
         *,
         advertise: str | None = None,
         curve: bool = False,
+        parsers: Mapping[str, BlockParser] | None = None,
     ) -> None:
         if port not in range(1 << 16):  # libzmq would take it modulo 65536
             raise ConfigError(f"A store cannot listen at port {port}: ports go from 0 to 65535.")
@@ -108,14 +94,11 @@ class StoreServer:
         port = self._bind(host, port)
         endpoint = f"tcp://{_bracketed(advertise or host)}:{port}"
         self.address = Address(endpoint, secrets.token_bytes(16), server_key)
-        # Of those who asked for room, by the name that they asked with: in the order in which they
-        # came who still waits, and the bytes that are kept, until when, for who does not.
-        self._waiting: dict[str, _Waiting] = {}
-        self._reserved: dict[str, _Room] = {}
-        self._reserving = threading.Lock()
+        self._rooms = Rooms(shelf)
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)
         self._stopped = False
+        self._works = Works(parsers or {}, self._wake)
         shelf.on_room.append(self._wake)
         self._thread = threading.Thread(target=self._run, name="tq_redis store", daemon=True)
         self._thread.start()
@@ -128,31 +111,14 @@ class StoreServer:
         self._shelf.on_room.remove(self._wake)
         self._wake()
         self._thread.join()
+        self._works.stop()
         self._context.term()
         self._wake_reader.close()
         self._wake_writer.close()
 
     def place(self, blocks: Sequence[tuple[str, Block]], room: str) -> bool:
-        """Keep blocks, all or none, in room that was reserved under a name; where there is none, or
-        too little, in what is free. Other blocks may come into what is left of it. Safe to repeat,
-        and in any thread.
-
-        Returns:
-            False if there is too little room.
-        """
-        nbytes = sum(block.nbytes for _, block in blocks)
-        with self._reserving:
-            reserved = self._reserved.pop(room, _NO_ROOM)
-            if reserved.nbytes > nbytes:
-                self._keep(room, reserved.nbytes - nbytes, reserved.keep_s)
-        if reserved.nbytes >= nbytes:
-            self._shelf.place(blocks)
-            return True
-        self._shelf.give_back(reserved.nbytes)
-        return self._shelf.hold(blocks)
-
-    def _keep(self, room: str, nbytes: int, keep_s: float) -> None:
-        self._reserved[room] = _Room(nbytes, keep_s, time.monotonic() + keep_s)
+        """:meth:`Rooms.place`, in any thread."""
+        return self._rooms.place(blocks, room)
 
     def _encrypt(self) -> str:
         public, secret = zmq.curve_keypair()
@@ -190,14 +156,14 @@ class StoreServer:
                     self._wake_reader.recv(4096)
                 if self._socket in ready:
                     self._answer(self._socket.recv_multipart(copy=False))
-                self._serve_waiting()
+                self._take_results()
+                self._rooms.serve()
         finally:
             self._socket.close()
 
     def _patience_ms(self) -> int | None:
-        """Until room that is kept, or a wait for room, runs out."""
-        ends = [room.until for _, room in self._rooms()]
-        ends += [waiting.until for waiting in self._waiting.values()]
+        """Until room that is kept, a wait for room, or the time of a parser runs out."""
+        ends = self._rooms.ends() + self._works.deadlines()
         return max(0, math.ceil(1000 * (min(ends) - time.monotonic()))) if ends else None
 
     def _answer(self, frames: list[Any]) -> None:
@@ -205,22 +171,23 @@ class StoreServer:
             return
         self.last_call = time.monotonic()
         client, number, _, header, *buffers = frames
+        answer = partial(self._send, client, number)
         try:
             request = m.decode_request(header.buffer)
-            if isinstance(request, m.Reserve) and not self._answers_at_once(request):
-                until = time.monotonic() + request.wait_s
-                self._waiting[request.name] = _Waiting(client, number, request, until)
+            if isinstance(request, m.Parse):
+                (content,) = m.unpack([request.parcel], buffers)
+                assert content is not None
+                self._works.begin(request, content, answer)
+                return
+            if isinstance(request, m.Reserve):
+                self._rooms.ask(request, time.monotonic() + request.wait_s, answer)
                 return
             reply, parts = self._do(request, buffers)
         except (msgspec.MsgspecError, ValueError, TypeError) as error:
             reply, parts = m.Refused(str(error)), []
-        self._send(client, number, reply, parts)
+        answer(reply, parts)
 
-    def _answers_at_once(self, request: m.Reserve) -> bool:
-        """Whether nothing is to be waited for: room is kept already, or there never will be."""
-        return request.name in self._reserved or not self._shelf.can_ever_hold(request.nbytes)
-
-    def _do(self, request: m.Request, buffers: list[Any]) -> tuple[m.Reply, list[Any]]:
+    def _do(self, request: _AtOnce, buffers: list[Any]) -> tuple[m.Reply, list[Any]]:
         shelf = self._shelf
         match request:
             case m.Hold():
@@ -230,14 +197,12 @@ class StoreServer:
                 parcels, parts = m.pack(block.content for block in found if block is not None)
                 left = iter(parcels)
                 return m.Found([None if block is None else next(left) for block in found]), parts
-            case m.Reserve(name):
-                return m.Done() if name in self._reserved else self._full(), []
             case m.Drop(names):
                 if names is None:
                     shelf.clear()
                 else:
-                    self._forget(names)
-                    shelf.drop(names)
+                    self._rooms.forget(names)
+                    shelf.drop([*names, *self._works.drop(names)])
             case m.Confirm(names):
                 shelf.confirm(names)
             case m.ListUnconfirmed(older_than):
@@ -254,50 +219,45 @@ class StoreServer:
             if content is not None
         ]
         kept = not blocks or self.place(blocks, request.names[0])
-        self._forget(request.names[:1])
-        return m.Done() if kept else self._full()
+        self._rooms.forget(request.names[:1])
+        return m.Done() if kept else self._rooms.full()
 
-    def _forget(self, names: Sequence[str]) -> None:
-        """Give back the room that is kept, or waited for, under these names."""
-        for name in names:
-            self._waiting.pop(name, None)
-            with self._reserving:
-                left = self._reserved.pop(name, _NO_ROOM)
-            self._shelf.give_back(left.nbytes)
-
-    def _rooms(self) -> list[tuple[str, _Room]]:
-        with self._reserving:
-            return list(self._reserved.items())
-
-    def _full(self) -> m.Full:
-        return m.Full(self._shelf.used, self._shelf.capacity or 0)
-
-    def _serve_waiting(self) -> None:
-        """First come, first served: or large requests would wait for ever."""
-        now = time.monotonic()
-        self._forget([name for name, room in self._rooms() if room.until < now])
-        blocked = False
-        for waiting in list(self._waiting.values()):
-            if not blocked and self._grant(waiting):
+    def _take_results(self) -> None:
+        """Of parsers: they wait for room, as others do."""
+        self._works.end_late()
+        for work, made in self._works.made():
+            if isinstance(made, m.Failed):
+                self._works.end(work, made)
                 continue
-            if waiting.until > now:
-                blocked = True
+            nbytes = sum(map(_nbytes, made))
+            room = m.Reserve(work.request.name, nbytes, 0.0, 0.0)
+            if self._shelf.can_ever_hold(nbytes):
+                self._rooms.ask(room, work.until, partial(self._place_made, work, made))
             else:
-                del self._waiting[waiting.request.name]
-                self._send(waiting.client, waiting.number, self._full())
+                reason = f"It makes {nbytes} bytes, the unit may keep {self._shelf.capacity}"
+                self._works.end(work, m.Failed(reason, bad_input=True))
 
-    def _grant(self, waiting: _Waiting) -> bool:
-        request = waiting.request
-        if not self._shelf.reserve(request.nbytes):
-            return False
-        del self._waiting[request.name]
-        with self._reserving:
-            self._keep(request.name, request.nbytes, request.keep_s)
-        self._send(waiting.client, waiting.number, m.Done())
-        return True
+    def _place_made(self, work: Work, made: Sequence[Made], reply: m.Reply) -> None:
+        """What a parser made, when there is room for it or no more time to wait."""
+        if isinstance(reply, m.Done):
+            name, partition = work.request.name, work.request.partition
+            names = [f"{name}-{number}" for number in range(len(made))]
+            blocks = [Block(partition, _nbytes(one), one.content) for one in made]
+            self.place(list(zip(names, blocks, strict=True)), name)
+            reply = m.Parsed(
+                [
+                    m.ParsedBlock(name, one.content[0], one.first_row, _nbytes(one))
+                    for name, one in zip(names, made, strict=True)
+                ]
+            )
+        self._works.end(work, reply)
 
     def _send(self, client: Any, number: Any, reply: m.Reply, parts: Sequence[Any] = ()) -> None:
         self._socket.send_multipart([client, number, m.encode(reply), *parts], copy=False)
+
+
+def _nbytes(made: Made) -> int:
+    return sum(buffer.nbytes for buffer in made.content[1])
 
 
 def _bracketed(host: str) -> str:

@@ -17,6 +17,7 @@ class Unit:
         id: unique; a unit that is started again is another one.
         address: for clients.
         capacity: bytes that it may keep.
+        parsers: the names of those that it offers.
         fresh: it has renewed its entry lately. One that has not may still answer: it may be Redis
             that was away.
     """
@@ -25,6 +26,7 @@ class Unit:
     address: Address
     capacity: int
     fresh: bool
+    parsers: tuple[str, ...] = ()
 
 
 class Directory(Protocol):

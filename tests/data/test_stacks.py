@@ -15,7 +15,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 from tests.data.columns import value_columns
 from tests.data.same import assert_same
-from tq_redis.client.stacks import stack_of, values_of
+from tq_redis.data.stacks import stack_of, values_of
 
 _stack: Any = NonTensorStack  # typed in part
 COLUMNS = value_columns()
