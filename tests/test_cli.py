@@ -71,3 +71,14 @@ def test_names_are_shown_as_they_are(client: tq.Client, redis_url: str, namespac
     assert ["[/t]", "[x]", "1", "0", "1", "0", "-"] in [
         line.split() for line in found.output.splitlines()
     ]
+
+
+def test_limits_are_shown(client: tq.Client, redis_url: str, namespace: str) -> None:
+    client.limit("p", "actor", 4, when_full="evict")
+    for _ in range(2):
+        client.put({"x": torch.zeros(3)}, partition_id="p")
+    client.get_meta(["x"], 1, "p", task_name="actor")
+    found = run("status", "--url", redis_url, "--namespace", namespace)
+    lines = [line.split() for line in found.output.splitlines()]
+    assert ["actor", "x", "3", "0", "1", "0", "-"] in lines
+    assert ["actor", "3", "4", "evict", "2"] in lines

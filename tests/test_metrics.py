@@ -57,6 +57,7 @@ def test_an_unbounded_queue_is_scraped_again_and_again(
             wait_until(lambda: client.get_standing("train_1").tasks["critic"].waiters)
             found = [scrape(server.endpoint) for _ in range(3)][-1]
             client.expect("train_1", 6)
+            client.limit("train_1", "actor", 5)
             client.put({"y": torch.zeros(1)}, meta[1:2])
             waiter.result(timeout=10)
             after = scrape(server.endpoint)
@@ -74,6 +75,10 @@ def test_an_unbounded_queue_is_scraped_again_and_again(
     assert found["tq_task_oldest_wait_seconds"]["train_1", "critic"] > 0
     assert after["tq_partition_samples_expected"] == {("train_1",): 6}
     assert after["tq_task_consumed"]["train_1", "critic"] == 2
+    assert found["tq_task_limit"] == {}
+    assert after["tq_task_limit"] == {("train_1", "actor"): 5}
+    assert after["tq_task_unconsumed"] == {("train_1", "actor"): 4, ("train_1", "critic"): 2}
+    assert after["tq_task_evicted"] == {("train_1", "actor"): 0, ("train_1", "critic"): 0}
 
 
 def test_a_redis_that_is_gone_is_a_metric() -> None:

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MODULES = ("aio", "claims", "leases", "status", "kv", "checkpoint")
+MODULES = ("aio", "claims", "limits", "leases", "status", "kv", "checkpoint")
 SOURCES = [ROOT / f"tq_redis/client/{name}.py" for name in MODULES]
 COMPAT = ROOT / "tq_redis/compat/transfer_queue"
 COMPAT_SOURCES = [COMPAT / f"{name}.py" for name in ("kv_calls", "row_calls")]
@@ -51,6 +51,7 @@ from tq_redis.client.columns import DataParser, Fields
 from tq_redis.client.kv import AsyncKVClient, KVChanges, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
+from tq_redis.control.limits import WhenFull
 from tq_redis.control.standing import Standing
 from tq_redis.data import StoreUsage
 from tq_redis.data.devices import Device

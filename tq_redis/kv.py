@@ -70,6 +70,7 @@ def kv_batch_put(
     Args:
         keys: distinct.
         fields: columns with one row per key; other fields of the samples stay.
+        data_parser: as in ``put``.
         tags: one dict per key, merged into the sample's tags in one step, so that concurrent
             writers lose nothing.
         overwrite: allow a field to change its dtype.
@@ -81,6 +82,7 @@ def kv_batch_put(
         InputError: keys are empty or repeat, lengths differ, or there is nothing to write;
             nothing was written.
         SchemaConflictError: a field would change dtype.
+        PartitionFullError: there was no room for new samples within the limits of tasks.
     """
     return get_client().kv_batch_put(
         keys, partition_id, fields, tags, data_parser, overwrite=overwrite, timeout=timeout
@@ -245,7 +247,9 @@ def load_checkpoint(
 
     Samples keep their ids, so metadata that points to them works. Samples that a consumer held
     with a lease are open again. Ids that are given out from now on are new. Settings are those
-    of this queue; the number of servers and stores, and the backend, may differ.
+    of this queue, and so are the limits of tasks (:func:`limit`): those that a partition has
+    stay, those of the checkpoint are not loaded. The number of servers and stores, and the
+    backend, may differ.
 
     The checkpoint is checked, and stored beside the partitions that are there, before any of
     these is touched: Redis and stores need room for both. Each partition is then replaced in

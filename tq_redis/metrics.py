@@ -130,6 +130,9 @@ def _of_tasks(standings: Mapping[str, Standing]) -> Iterator[Metric]:
     aside = _gauge("task_set_aside", "Samples delivered too often, never acknowledged.", "task")
     waiting = _gauge("task_waiting", "Consumers that wait for samples.", "task")
     waited = _gauge("task_oldest_wait_seconds", "How long the first of them has waited.", "task")
+    unconsumed = _gauge("task_unconsumed", "Samples that it has not consumed.", "task")
+    limit = _gauge("task_limit", "How many it may leave so, where it has a limit.", "task")
+    evicted = _gauge("task_evicted", "Samples cleared because of its limit, so far.", "task")
     for name, standing in standings.items():
         for task, state in standing.tasks.items():
             for fields, count in state.ready.items():
@@ -137,9 +140,13 @@ def _of_tasks(standings: Mapping[str, Standing]) -> Iterator[Metric]:
             leased.add_metric([name, task], state.claimed)
             consumed.add_metric([name, task], state.consumed)
             aside.add_metric([name, task], state.set_aside)
+            unconsumed.add_metric([name, task], state.unconsumed)
+            if state.limit is not None:
+                limit.add_metric([name, task], state.limit.samples)
+            evicted.add_metric([name, task], state.evicted)
             waiting.add_metric([name, task], len(state.waiters))
             waited.add_metric([name, task], state.waiters[0].waited_s if state.waiters else 0)
-    yield from (ready, leased, consumed, aside, waiting, waited)
+    yield from (ready, leased, consumed, aside, unconsumed, limit, evicted, waiting, waited)
 
 
 def _gauge(name: str, says: str, *labels: str) -> GaugeMetricFamily:

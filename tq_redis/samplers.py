@@ -96,8 +96,9 @@ class SeqlenBalancedSampler:
 
     Needs ``dp_rank`` and ``batch_index`` in ``sampling_config``; ``batch_size`` is that of one
     rank. The rank that asks first for a ``batch_index`` takes ``batch_size * dp_size`` of the
-    oldest samples, in whole groups, and deals the groups out; the others find their shares. Lengths
-    are the tag ``total_lengths`` of each sample.
+    oldest samples, in whole groups, and deals the groups out; the others find their shares. With a
+    lease, a share waits for as long as that; a rank that comes later draws anew, for those ranks
+    that have no share. Lengths are the tag ``total_lengths`` of each sample.
 
     Raises:
         InputError: a number is not positive.
@@ -111,14 +112,14 @@ class SeqlenBalancedSampler:
         _require_positive("n_samples_per_prompt", self.n_samples_per_prompt)
         _require_positive("dp_size", self.dp_size)
 
-    def shares(self, ready: Ready, batch_size: int) -> list[list[int]]:
-        """The samples of each rank; none if there are not enough.
+    def shares(self, ready: Ready, batch_size: int, ranks: int) -> list[list[int]]:
+        """The samples of so many ranks; none if there are not enough.
 
         Raises:
             InputError: a sample has no length, or one that is no number.
         """
         groups = _oldest_groups(ready, self.n_samples_per_prompt)
-        count = batch_size * self.dp_size // self.n_samples_per_prompt
+        count = batch_size * ranks // self.n_samples_per_prompt
         if len(groups) < count:
             return []
         groups = groups[:count]
@@ -126,7 +127,7 @@ class SeqlenBalancedSampler:
         sizes = [sum(self._length(i, lengths[i]) for i in group) for group in groups]
         return [
             [sample for place in places for sample in groups[place]]
-            for places in balanced_shares(sizes, self.dp_size)
+            for places in balanced_shares(sizes, ranks)
         ]
 
     def _length(self, sample: int, tags: Mapping[str, Any]) -> float:

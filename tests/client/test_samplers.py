@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -223,6 +224,50 @@ def test_shares_are_balanced_and_held_until_their_rank_asks(client: tq.Client) -
     assert max(sums) - min(sums) <= 2
 
 
+def test_a_share_whose_rank_does_not_ask_in_time_is_for_others(client: tq.Client) -> None:
+    """By the lease of the rank that drew. It is no delivery; who comes late draws anew."""
+    meta = put(client, 24)
+    sampler = tq.SeqlenBalancedSampler(n_samples_per_prompt=2, dp_size=3)
+
+    def ask(rank: int, lease: float, **options: Any) -> tq.BatchMeta:
+        config = {"dp_rank": rank, "batch_index": 0}
+        return client.get_meta(
+            ["x"], 8, "p", "fetch", "t", config, sampler=sampler, lease=lease, **options
+        )
+
+    first = ask(0, lease=0.3)
+    client.renew(first, 60)
+    # Waits for the leases of two shares to run out.
+    others = client.get_meta(["x"], 8, "p", task_name="t", lease=60)
+    assert set(others.global_indexes).isdisjoint(first.global_indexes)
+    assert ask(0, lease=60).global_indexes == first.global_indexes
+    assert ask(2, lease=60, timeout=0).size == 0  # two ranks have none, and eight are left
+    client.release(others)
+    last = [ask(rank, lease=60) for rank in (2, 1)]
+    got = [sample for batch in (first, *last) for sample in batch.global_indexes]
+    assert sorted(got) == meta.global_indexes
+    assert client.get_set_aside("t", "p").size == 0
+
+
+def test_the_last_share_that_nobody_asked_for_can_be_drawn_alone(client: tq.Client) -> None:
+    put(client, 6)
+    client.end_partition("p")
+    options: dict[str, Any] = {"sampler": tq.SeqlenBalancedSampler(dp_size=3), "lease": 0.2}
+
+    def ask(rank: int) -> tq.BatchMeta:
+        config = {"dp_rank": rank, "batch_index": 0}
+        return client.get_meta(["x"], 2, "p", "fetch", "t", config, **options)
+
+    kept = [ask(0), ask(1)]
+    for batch in kept:
+        client.ack(batch)
+    time.sleep(0.3)
+    late = ask(2)
+    client.ack(late)
+    assert sorted(i for batch in (*kept, late) for i in batch.global_indexes) == [1, 2, 3, 4, 5, 6]
+    assert client.check_consumption_status("t", "p")
+
+
 def test_a_sample_without_a_length_is_named(client: tq.Client) -> None:
     client.put({"x": torch.zeros(4)}, partition_id="p")
     with pytest.raises(tq.InputError, match="'total_lengths' = None") as caught:
@@ -288,3 +333,27 @@ def test_more_samples_than_one_script_takes(client: tq.Client) -> None:
     assert client.check_consumption_status("t", "p")
     assert client.get_meta(["x"], 5000, "p", task_name="u").global_indexes == meta.global_indexes
     assert client.get_summary("p")["claimed:u"] == 0
+
+
+@pytest.mark.parametrize(
+    "sampler", [tq.RankAwareSampler(), tq.SeqlenBalancedSampler(dp_size=3), Newest()]
+)
+def test_named_batches_of_more_samples_than_one_script_takes(
+    client: tq.Client, sampler: Any
+) -> None:
+    """Every rank twice, all at once; each gets its own, and the same again."""
+    tags = [{"total_lengths": row % 97} for row in range(9000)]
+    meta = client.put({"x": torch.arange(9000)}, partition_id="p", tags=tags)
+
+    def ask(rank: int) -> tq.BatchMeta:
+        config = {"dp_rank": rank, "batch_index": 0}
+        return client.get_meta(["x"], 3000, "p", "fetch", "t", config, sampler=sampler, lease=60)
+
+    with ThreadPoolExecutor(6) as pool:
+        got = list(pool.map(ask, [0, 1, 2, 2, 1, 0]))
+    for rank in range(3):
+        assert got[rank].global_indexes == got[5 - rank].global_indexes
+        assert got[rank].custom_meta == [tags[sample - 1] for sample in got[rank].global_indexes]
+        client.ack(got[rank])
+    assert sorted(i for batch in got[:3] for i in batch.global_indexes) == meta.global_indexes
+    assert client.check_consumption_status("t", "p")

@@ -21,9 +21,13 @@ class Row:
         return self.records.get(task, ("open", 0))[0]
 
 
+Part = tuple[int, list[int]]
+
+
 @dataclass
 class OpenClaim:
-    """``due``: when its lease runs out; None: it has none yet, since nobody asked for the share."""
+    """``due``: when its lease runs out; None: it has none. ``waits``: it is a share that its rank
+    has not asked for yet."""
 
     task: str
     ids: list[int]
@@ -31,6 +35,7 @@ class OpenClaim:
     limit: int
     draw: str | None
     due: str | None
+    waits: bool = False
 
 
 class Model:
@@ -39,7 +44,7 @@ class Model:
     Attributes:
         writers: of every block, by handle, the task that wrote it, if one is known.
         claims: the open ones by number.
-        draws: by task and name, (claim number, ids).
+        draws: by task and name, (claim number, ids) of each part.
         history: (task, claim number, ids) of every leased claim that a consumer got.
     """
 
@@ -58,7 +63,7 @@ class Model:
         self.ended = False
         self.numbers = 0
         self.claims: dict[int, OpenClaim] = {}
-        self.draws: dict[tuple[str, str], tuple[int, list[int]]] = {}
+        self.draws: dict[tuple[str, str], list[Part]] = {}
         self.history: list[tuple[str, int, list[int]]] = []
 
     # Reading
@@ -96,36 +101,45 @@ class Model:
     # Claims
 
     def take(
-        self, task: str, ids: Sequence[int], *, leased: bool, limit: int, draw: str | None = None
-    ) -> int:
-        """The number of the claim."""
-        self.numbers += 1
+        self,
+        task: str,
+        ids: Sequence[int],
+        *,
+        leased: bool,
+        limit: int,
+        draw: str | None = None,
+        size: int | None = None,
+    ) -> list[Part]:
+        """Claims of ``size`` rows each, if it is given."""
+        parts = self._number(ids, size)
         if draw is not None:
-            self.draws[task, draw] = (self.numbers, list(ids))
-        if leased:
-            self._hold(self.numbers, OpenClaim(task, list(ids), len(ids), limit, draw, "later"))
-            self._deliver(self.numbers)
-        else:
-            self._record(task, ids, "consumed", self.numbers)
-        return self.numbers
-
-    def keep_share(self, task: str, ids: Sequence[int], limit: int, draw: str) -> None:
-        """A part of what another rank drew, until its rank asks for it."""
-        self.numbers += 1
-        self.draws[task, draw] = (self.numbers, list(ids))
-        self._hold(self.numbers, OpenClaim(task, list(ids), len(ids), limit, draw, None))
-
-    def draw_again(self, task: str, name: str, *, leased: bool, limit: int) -> list[int]:
-        number, ids = self.draws[task, name]
-        claim = self.claims.get(number)
-        if claim is not None and claim.due is None:
+            self.draws[task, draw] = parts
+        for number, rows in parts:
             if leased:
-                claim.due, claim.limit = "later", limit
+                self._hold(number, OpenClaim(task, rows, len(rows), limit, draw, "later"))
                 self._deliver(number)
             else:
+                self._record(task, rows, "consumed", number)
+        return parts
+
+    def keep_share(
+        self, task: str, ids: Sequence[int], *, leased: bool, limit: int, draw: str, size: int
+    ) -> None:
+        """A part of what another rank drew, until its rank asks for it or its lease runs out."""
+        self.draws[task, draw] = self._number(ids, size)
+        due = "later" if leased else None
+        for number, rows in self.draws[task, draw]:
+            self._hold(number, OpenClaim(task, rows, len(rows), limit, draw, due, waits=True))
+
+    def draw_again(self, task: str, name: str, *, leased: bool, limit: int) -> None:
+        for number, ids in self.draws[task, name]:
+            claim = self.claims.get(number)
+            if claim is not None and claim.waits and leased:
+                claim.due, claim.limit, claim.waits = "later", limit, False
+                self._deliver(number)
+            elif claim is not None and claim.waits:
                 self._record(task, ids, "consumed", number)
                 del self.claims[number]
-        return ids
 
     def held(self, number: int, ids: Collection[int]) -> list[int]:
         """Of ``ids``, those that an open claim holds."""
@@ -175,16 +189,22 @@ class Model:
         self.draws = {at: draw for at, draw in self.draws.items() if at[0] != task}
         return len(taken)
 
-    def recall(self, task: str, name: str) -> bool:
-        """Whether the draw is remembered when somebody asks for it. Not where its task is to work
-        on some of its rows again."""
-        number, ids = self.draws.get((task, name), (0, []))
-        for sample in ids:
+    def recall(self, task: str, name: str) -> tuple[list[int], list[int]] | int | None:
+        """What becomes of who asks for a draw, part by part: rows that are gone, and rows without
+        the field x; or the place of a part that its task is to work on again, so that the draw is
+        forgotten; None: there is no such draw."""
+        parts = self.draws.get((task, name))
+        for place, (number, ids) in enumerate(parts or []):
+            there = [sample for sample in ids if sample in self.rows]
             states = ("leased", "consumed")
-            if sample in self.rows and not any(self._is(sample, task, s, number) for s in states):
+            if any(not any(self._is(i, task, s, number) for s in states) for i in there):
                 del self.draws[task, name]
-                return False
-        return number > 0
+                return place
+            gone = [sample for sample in ids if sample not in self.rows]
+            lacking = [sample for sample in there if "x" not in self.rows[sample].cells]
+            if gone or lacking:
+                return gone, lacking
+        return None if parts is None else ([], [])
 
     # Losing
 
@@ -213,7 +233,7 @@ class Model:
         """Whether the task may."""
         state, number = self.rows[sample].records.get(task, ("open", 0))
         claim = self.claims.get(number)
-        waits_for_its_rank = claim is not None and claim.due is None
+        waits_for_its_rank = claim is not None and claim.waits
         if state in ("leased", "consumed") and not waits_for_its_rank:
             del self.rows[sample].records[task]
             if claim is not None:
@@ -223,6 +243,13 @@ class Model:
         return state != "aside"
 
     # Inner parts
+
+    def _number(self, ids: Sequence[int], size: int | None) -> list[Part]:
+        step = size or len(ids)
+        first = self.numbers + 1
+        parts = [list(ids[start : start + step]) for start in range(0, len(ids), step)]
+        self.numbers += len(parts)
+        return list(enumerate(parts, start=first))
 
     def _is(self, sample: int, task: str, state: str, number: int) -> bool:
         return self.rows[sample].records.get(task) == (state, number)
@@ -248,13 +275,13 @@ class Model:
         for sample in ids:
             row = self.rows[sample]
             del row.records[claim.task]
-            if row.deliveries.get(claim.task, 0) >= claim.limit:
+            if not claim.waits and row.deliveries.get(claim.task, 0) >= claim.limit:
                 row.records[claim.task] = ("aside", number)
 
     def _forget_draw(self, number: int) -> None:
-        draw = self.claims[number].draw
-        if draw is not None:
-            self.draws.pop((self.claims[number].task, draw), None)
+        at = (self.claims[number].task, self.claims[number].draw or "")
+        if any(other == number for other, _ in self.draws.get(at, [])):
+            del self.draws[at]
 
     def _shrink(self, number: int, rows: int) -> None:
         self.claims[number].rows -= rows

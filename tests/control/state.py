@@ -57,6 +57,8 @@ class TaskState:
         self.leases = dict(admin.zrange(f"{key}:leases:{task}", 0, -1, withscores=True))
         self.deliveries = {sample: int(count) for sample, count in read("deliveries").items()}
         self.draws = {name: json.loads(text) for name, text in read("draws").items()}
+        self.drawn = {number: json.loads(text) for number, text in read("drawn").items()}
+        self.making = {name: json.loads(text) for name, text in read("making").items()}
 
     def in_state(self, state: str) -> set[str]:
         return {sample for sample, (found, _, _) in self.records.items() if found == state}
@@ -73,9 +75,7 @@ class TaskState:
         for number, claim in self.claims.items():
             self._check_claim(number, claim, samples)
         self._check_held()
-        for name, draw in self.draws.items():
-            claim = self.claims.get(str(draw["claim"]))
-            assert claim is None or (claim["draw"], claim["ids"]) == (name, draw["ids"])
+        self._check_draws()
 
     def _check_claim(self, number: str, claim: dict[str, Any], samples: set[str]) -> None:
         ids = set(map(str, from_ranges(claim["ids"])))
@@ -85,17 +85,32 @@ class TaskState:
         assert held <= ids
         assert claim["rows"] > 0
         assert len(held) <= claim["rows"] <= len(held) + len(ids - samples)
-        if number not in self.leases:  # nobody has asked for the share yet, but somebody can
-            assert claim["draw"]
-        if "draw" in claim:
-            assert self.draws[claim["draw"]]["claim"] == int(number)
+        if number not in self.leases:  # its rank has not asked for the share yet, but can
+            assert claim["waits"]
+            assert number in self.draws[claim["draw"]]["claims"]
+
+    def _check_draws(self) -> None:
+        made = [number for draw in self.draws.values() for number in draw["claims"]]
+        begun = [
+            number
+            for making in self.making.values()
+            for numbers in making["shares"].values()
+            for number in numbers
+        ]
+        assert sorted(self.drawn) == sorted(made + begun)
+        assert set(begun) <= self.leases.keys()
+        for name, draw in self.draws.items():
+            for number in draw["claims"]:
+                claim = self.claims.get(number)
+                assert claim is None or (claim["draw"], claim["ids"]) == (name, self.drawn[number])
+                assert not draw.get("waits") or (claim and claim["waits"])
 
     def _check_held(self) -> None:
         assert self.leases.keys() <= self.claims.keys()
         for sample in self.in_state("leased"):
             _, number, consumer = self.records[sample]
             assert self.claims[number]["consumer"] == consumer
-            assert number not in self.leases or self.deliveries[sample] > 0
+            assert "waits" in self.claims[number] or self.deliveries[sample] > 0
         for sample in self.in_state("aside"):
             assert self.deliveries[sample] > 0
         assert all(count >= 0 for count in self.deliveries.values())

@@ -43,6 +43,17 @@ async def slow(proxy: CuttingProxy, plane: ControlPlane) -> AsyncIterator[Contro
     await slow.close()
 
 
+async def test_no_cancellation_is_lost(connection: RedisConnection) -> None:
+    """Whatever the call was about to do."""
+    for steps in range(40):
+        call = asyncio.create_task(connection.command("GET", "x", deadline=soon()))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        if call.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+
 def asking(chance: random.Random) -> Wanted:
     """Samples or groups, with a lease or for good."""
     size = chance.choice([0, 4])

@@ -18,6 +18,7 @@ from tq_redis.control.keys import GLOSSARY, Key, Keys, decode, encode, index_nam
 from tq_redis.control.owner import Ownership
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.records import Claimed, Wanted
+from tq_redis.control.replies import ClaimReply
 from tq_redis.control.shards import Shards
 from tq_redis.control.units import UnitList
 from tq_redis.errors import InputError
@@ -115,7 +116,7 @@ async def test_any_name_works_for_everything(plane: ControlPlane, admin: Admin, 
 
 def kinds_of(key: str, namespace: str) -> list[Key]:
     """What a key is, as the glossary has it."""
-    holes = {"<ns>": re.escape(namespace), "{P}": r"\{[^{}:]+\}", "<i>": r"[^:]+:\d+:[^:]+"}
+    holes = {"<ns>": re.escape(namespace), "{P}": r"\{[^{}:]+\}", "<i>": r"[^:]+:\d+:[^:]*"}
     holes["<key>"] = ".*"
 
     def expression(pattern: str) -> str:
@@ -128,20 +129,34 @@ def kinds_of(key: str, namespace: str) -> list[Key]:
     return [kind for kind in GLOSSARY if re.fullmatch(expression(kind.pattern), key)]
 
 
+async def begin_a_draw(plane: ControlPlane) -> None:
+    """The first piece of a draw that is too large for one script."""
+    arguments = plane._claim_arguments(Wanted("t", ["x"], 2, lease_s=60, draw="1:0"), "me")
+    making = {"by": "me", "first": True, "last": False, "hold": 60_000}
+    piece = {"count": 1, "need": 2, "making": making}
+    await plane._run_again("p", "claim", "t", arguments | piece, ClaimReply, soon())
+
+
 async def keep_busy(plane: ControlPlane) -> None:
     """Leave every kind of key that a partition can have."""
     for _ in range(2):
         await plane.clear_partition("p", soon())
-        put = write(8, ["x"], keys=list("abcdefgh"), groups=list("gghhiijj"), tags=[{"n": 1}] * 8)
+        groups = list("gghhiijjkk")
+        put = write(10, ["x"], keys=list("abcdefghij"), groups=groups, tags=[{"n": 1}] * 10)
         ids = (await plane.produce("p", put, soon())).ids
         await claimed(plane, 2, group_size=2)
         await claimed(plane, 2, group_size=2, lease_s=60)
         await claimed(plane, 2, group_size=2, lease_s=60, draw="0:0")
-        await plane.produce("p", write(8, ["x"], ids=ids), soon())
+        await plane.produce("p", write(10, ["x"], ids=ids), soon())
+    await plane.limit("p", "t", 8, "evict", soon())
+    await plane.admit("p", "put", 1, 60, soon())
+    await begin_a_draw(plane)
     await plane.claim("p", Wanted("t", ["x"], 99, waiter=("w", 60)), "me", soon())
     await plane.freeze("p", "save", "all", 60, soon(), first=True)
     await plane.freeze("p", "save", "none", 60, soon())
-    await plane.stage("p", "load", "samples", "zset", ["1", "1"], 60, soon(), handles=["h"])
+    await plane.stage(
+        "p", "load", "samples", "zset", ["1", "1"], 60, soon(), number=1, handles=["h"]
+    )
 
 
 @pytest.mark.asyncio

@@ -21,7 +21,7 @@ from tq_redis.control.plane import CELLS_PER_CALL
 from tq_redis.redis_server import start_server
 
 ROWS = 1_000_000
-ROWS_OF_A_SMALL_ONE = 40_000
+ROWS_OF_A_SMALL_ONE = 50_000
 GROUP = 8
 REPEATS = 5
 # Redis's only thread may be busy for so long with one script, and another client wait so long.
@@ -37,10 +37,12 @@ class Queue:
     client: tq_redis.Client
     admin: redis.Redis
 
-    def put(self, partition: str, first: int, count: int) -> None:
-        """Rows of one field, in groups."""
+    def put(self, partition: str, first: int, count: int, *, in_groups: bool = True) -> None:
+        """Rows of one field."""
         groups = [str(number // GROUP) for number in range(first, first + count)]
-        self.client.put({"x": np.arange(count)}, None, partition, group_ids=groups)
+        self.client.put(
+            {"x": np.arange(count)}, None, partition, group_ids=groups if in_groups else None
+        )
 
     def claim(self, partition: str, count: int, *, in_groups: bool = False) -> tq_redis.BatchMeta:
         """Rows of the task that takes them in order, or of the one that takes groups."""
@@ -50,6 +52,20 @@ class Queue:
             ["x"], count, partition, task_name=task, sampler=sampler, timeout=60
         )
         assert meta.size == count
+        return meta
+
+    def draw(self, partition: str, number: int) -> tq_redis.BatchMeta:
+        """A batch of 8,192 rows that is remembered, from those that are taken in order."""
+        meta = self.client.get_meta(
+            ["x"],
+            8192,
+            partition,
+            task_name="in groups: False",
+            sampler=tq_redis.RankAwareSampler(),
+            sampling_config={"dp_rank": 0, "batch_index": number},
+            timeout=60,
+        )
+        assert meta.size == 8192
         return meta
 
 
@@ -69,14 +85,19 @@ def calls_on(queue: Queue, partition: str) -> dict[str, Callable[[], object]]:
     queue.claim(partition, GROUP, in_groups=True)
     tagged = queue.claim(partition, 256)
     tagged.update_custom_meta([{"status": "done"}] * tagged.size)
+    queue.draw(partition, 0)
+    numbers = iter(range(1, 99))
     to_clear = iter([queue.claim(partition, 2048) for _ in range(REPEATS + 1)])
     return {
         "claim 64": lambda: queue.claim(partition, 64),
         "claim 256": lambda: queue.claim(partition, 256),
         "claim 64 in groups": lambda: queue.claim(partition, 64, in_groups=True),
         "claim 256 in groups": lambda: queue.claim(partition, 256, in_groups=True),
+        "draw 8192": lambda: queue.draw(partition, next(numbers)),
+        "draw 8192 again": lambda: queue.draw(partition, 0),
         "put 8": lambda: queue.put(partition, ROWS, 8),
         "put 4096": lambda: queue.put(partition, ROWS, 4096),
+        "put 4096, in no group": lambda: queue.put(partition, ROWS, 4096, in_groups=False),
         "tags of 256": lambda: queue.client.set_custom_meta(tagged),
         "clear 2048": lambda: queue.client.clear_samples(next(to_clear)),
     }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
@@ -23,9 +24,10 @@ from hypothesis.stateful import (
 
 from tests.control.build import handle, soon, write
 from tests.control.conftest import check_and_clear
-from tests.control.model import Model, Row
+from tests.control.model import Model, Part, Row
 from tests.control.state import COUNTERS, Admin, Partition, TaskState
 from tq_redis.config import RedisConfig
+from tq_redis.control import claims, draws
 from tq_redis.control.connection import RedisConnection
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.records import Claimed, NotEnough, Taken, Wanted, Write
@@ -56,6 +58,15 @@ DRAWS = st.sampled_from(["0:0", "1:0", "0:1"])
 ASKING = st.sampled_from([("t", ""), ("t", "x"), ("t", "xy"), ("u", "yx"), ("u", "z")])
 
 
+@contextmanager
+def rows_per_claim(size: int) -> Generator[None]:
+    """Draws of more rows than that are made in pieces."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(claims, "ROWS_PER_PART", size)
+        patch.setattr(draws, "ROWS_PER_PART", size)
+        yield
+
+
 class TwicePlane(ControlPlane):
     """Every call that changes something is sent twice, as after a lost reply."""
 
@@ -76,7 +87,7 @@ class TwicePlane(ControlPlane):
             )
             for _ in range(2)
         ]
-        if first.code == "ok" and verb not in ("list_ready", "renew"):
+        if first.code == "ok" and verb not in ("list_ready", "renew", "recall"):
             assert first == second
         return first
 
@@ -246,22 +257,30 @@ class PartitionMachine(RuleBasedStateMachine):
                 for sample in able[:count]:
                     self.rows[sample].deliveries.setdefault(task, 0)
 
-    @rule(task=st.sampled_from("tu"), draw=DRAWS, count=st.integers(1, 3), lease=LEASES)
-    def draw(self, task: str, draw: str, count: int, lease: Lease) -> None:
+    @rule(
+        task=st.sampled_from("tu"),
+        draw=DRAWS,
+        count=st.integers(1, 3),
+        lease=LEASES,
+        size=st.sampled_from([1, 2, 9]),
+    )
+    def draw(self, task: str, draw: str, count: int, lease: Lease, size: int) -> None:
+        """Of so many rows a script."""
         wanted = Wanted(task, ["x"], count, 0, *lease, draw=draw)
-        call = self.plane.claim("p", wanted, "me", soon())
         self.model.reap(task)
-        if self.model.recall(task, draw):
-            self._drawn_before(call, task, draw, lease)
-            return
-        able = self.model.able(task, "x")
-        found = self.run(call)
+        before = self.model.recall(task, draw)
+        with rows_per_claim(size):
+            call = self.plane.claim("p", wanted, "me", soon())
+            if self._drawn_before(call, before, task, draw, lease, one_script=count <= size):
+                return
+            able = self.model.able(task, "x")
+            found = self.run(call)
         if len(able) < count:
             self._too_few(found, task, len(able), 0)
             return
         assert isinstance(found, Claimed)
         assert found.ids == able[:count]
-        self._took(found, task, lease, draw)
+        self._took(found, task, lease, draw, size)
 
     @rule(asking=ASKING, data=st.data(), lease=LEASES)
     def choose(self, asking: Asking, data: st.DataObject, lease: Lease) -> None:
@@ -282,8 +301,13 @@ class PartitionMachine(RuleBasedStateMachine):
             assert found.ids == chosen
             self._took(found, task, lease)
 
-    @rule(data=st.data(), rank=st.sampled_from([0, 1]), lease=LEASES)
-    def deal_out(self, data: st.DataObject, rank: int, lease: Lease) -> None:
+    @rule(
+        data=st.data(),
+        rank=st.sampled_from([0, 1]),
+        lease=LEASES,
+        size=st.sampled_from([1, 2, 9]),
+    )
+    def deal_out(self, data: st.DataObject, rank: int, lease: Lease, size: int) -> None:
         """Shares for two ranks; one that has its share, or will find it, gets no second one."""
         own, other = ("0:0", "1:0") if rank == 0 else ("1:0", "0:0")
         wanted = Wanted("t", ["x"], 1, 0, *lease, draw=own)
@@ -291,9 +315,8 @@ class PartitionMachine(RuleBasedStateMachine):
         if able is None:
             call = self.plane.claim_chosen("p", wanted, "me", [], soon(), shares={})
             self.model.reap("t")
-            if self.model.recall("t", own):
-                self._drawn_before(call, "t", own, lease)
-            else:
+            before = self.model.recall("t", own)
+            if not self._drawn_before(call, before, "t", own, lease, one_script=True):
                 assert self.run(call) == Taken([])  # it is to be drawn anew
             return
         if len(able) < 2:
@@ -302,12 +325,17 @@ class PartitionMachine(RuleBasedStateMachine):
         chosen = data.draw(ids)
         cut = len(chosen) // 2
         shares = {own: chosen[:cut], other: chosen[cut:]}
-        found = self.run(self.plane.claim_chosen("p", wanted, "me", chosen, soon(), shares=shares))
+        call = self.plane.claim_chosen("p", wanted, "me", chosen, soon(), shares=shares)
+        with rows_per_claim(size):
+            found = self.run(call)
         assert isinstance(found, Claimed)
         assert found.ids == chosen[:cut]
-        self._took(found, "t", lease, own)
+        self._took(found, "t", lease, own, size)
         if ("t", other) not in self.model.draws:
-            self.model.keep_share("t", chosen[cut:], lease[1], other)
+            leased, limit = lease[0] is not None, lease[1]
+            self.model.keep_share(
+                "t", chosen[cut:], leased=leased, limit=limit, draw=other, size=size
+            )
 
     # Leases
 
@@ -445,8 +473,13 @@ class PartitionMachine(RuleBasedStateMachine):
         claims = {n: each for n, each in self.model.claims.items() if each.task == found.task}
         assert {int(number) for number in found.claims} == claims.keys()
         assert {int(number) for number in found.leases} == {n for n in claims if claims[n].due}
-        draws = {at[1]: draw[0] for at, draw in self.model.draws.items() if at[0] == found.task}
-        assert {name: draw["claim"] for name, draw in found.draws.items()} == draws
+        draws = {
+            at[1]: [number for number, _ in parts]
+            for at, parts in self.model.draws.items()
+            if at[0] == found.task
+        }
+        made = {name: [int(n) for n in draw["claims"]] for name, draw in found.draws.items()}
+        assert made == draws
         deliveries = {
             str(sample): row.deliveries[found.task]
             for sample, row in self.rows.items()
@@ -485,11 +518,11 @@ class PartitionMachine(RuleBasedStateMachine):
     def _ready(self, wanted: Wanted) -> list[int] | None:
         """What a sampler sees; checked. None: the draw was made already."""
         ready, standing = self.run(self.plane.ready("p", wanted, "me", soon()))
-        drawn = (wanted.task, wanted.draw) in self.model.draws
-        if ready is None:
-            assert drawn
-            return None
         self.model.reap(wanted.task)
+        drawn = (wanted.task, wanted.draw) in self.model.draws
+        assert drawn == (ready is None)
+        if ready is None:
+            return None
         able = self.model.able(wanted.task, wanted.fields) if self.model.exists else []
         assert ready.ids == able
         assert ready.groups == [self.rows[sample].group for sample in able]
@@ -498,24 +531,44 @@ class PartitionMachine(RuleBasedStateMachine):
         return able
 
     def _drawn_before(
-        self, call: Awaitable[Claimed | Taken | NotEnough], task: str, draw: str, lease: Lease
-    ) -> None:
-        """Whoever asks for a draw again gets the same samples."""
-        number, ids = self.model.draws[task, draw]
-        gone = [sample for sample in ids if sample not in self.rows]
-        there = [sample for sample in ids if sample in self.rows]
-        lacking = [sample for sample in there if "x" not in self.rows[sample].cells]
+        self,
+        call: Awaitable[object],
+        before: Any,
+        task: str,
+        draw: str,
+        lease: Lease,
+        *,
+        one_script: bool,
+    ) -> bool:
+        """Whether the draw was made, or is forgotten only while it is read. Then whoever asks for
+        it gets the same samples, or an error, or is to try again."""
+        if before is None or before == 0 or (isinstance(before, int) and not one_script):
+            return False
+        if isinstance(before, int):
+            assert self.run(call) == draws._CHANGED
+            return True
+        gone, lacking = before
         if gone or lacking:
             with pytest.raises(SampleNotFoundError if gone else NotReadyError) as caught:
                 self.run(call)
             assert isinstance(caught.value, TQError)
             assert caught.value.rows == tuple(gone or lacking)
-            return
+            return True
         found = self.run(call)
         assert isinstance(found, Claimed)
         leased, limit = lease[0] is not None, lease[1]
-        assert found.ids == self.model.draw_again(task, draw, leased=leased, limit=limit)
-        assert set(found.claims) == {Claim(task, number) if leased else None}
+        parts = self.model.draws[task, draw]
+        self.model.draw_again(task, draw, leased=leased, limit=limit)
+        self._same_parts(found, task, lease, parts)
+        return True
+
+    def _same_parts(self, found: Claimed, task: str, lease: Lease, parts: list[Part]) -> None:
+        assert found.ids == [sample for _, ids in parts for sample in ids]
+        assert found.claims == [
+            Claim(task, number) if lease[0] is not None else None
+            for number, ids in parts
+            for _ in ids
+        ]
 
     def _too_few(self, found: object, task: str, ready: int, groups: int) -> None:
         assert isinstance(found, NotEnough)
@@ -527,11 +580,18 @@ class PartitionMachine(RuleBasedStateMachine):
             assert found.complete == done
         assert (found.retry_s is not None) == (model.exists and model.has_leases(task))
 
-    def _took(self, found: Claimed, task: str, lease: Lease, draw: str | None = None) -> None:
+    def _took(
+        self,
+        found: Claimed,
+        task: str,
+        lease: Lease,
+        draw: str | None = None,
+        size: int | None = None,
+    ) -> None:
         assert found.tags == [self.rows[sample].tags for sample in found.ids]
-        leased = lease[0] is not None
-        number = self.model.take(task, found.ids, leased=leased, limit=lease[1], draw=draw)
-        assert set(found.claims) == {Claim(task, number) if leased else None}
+        leased, limit = lease[0] is not None, lease[1]
+        parts = self.model.take(task, found.ids, leased=leased, limit=limit, draw=draw, size=size)
+        self._same_parts(found, task, lease, parts)
 
     def _part(self, data: st.DataObject) -> tuple[str, int, list[int]]:
         """Some rows of a claim that was made at some time."""

@@ -198,6 +198,25 @@ async def test_a_claim_is_cancelled_once(
     assert proxy.lost == 3
 
 
+async def test_room_is_kept_and_made_once(
+    cut: ControlPlane, plane: ControlPlane, proxy: CuttingProxy
+) -> None:
+    proxy.cuts = 1
+    await cut.limit("p", "t", 4, "evict", soon())
+    await plane.admit("p", "first", 4, 60, soon())
+    put = write(4, ["x"])
+    proxy.cuts = 1
+    ids = (await cut.produce("p", put.within("first"), soon())).ids
+    for _ in range(2):
+        proxy.cuts = 1
+        assert (await cut.admit("p", "second", 2, 60, soon())).full is None
+    assert await plane.evicted("p", "t", soon()) == ids[:2]
+    assert (await plane.summary("p", soon()))["evicted:t"] == 2
+    proxy.cuts = 1
+    await cut.limit("p", "t", None, "wait", soon())
+    assert proxy.lost == 5
+
+
 async def test_what_is_to_come_is_said_once(
     cut: ControlPlane, plane: ControlPlane, proxy: CuttingProxy
 ) -> None:

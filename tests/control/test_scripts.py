@@ -58,7 +58,15 @@ def test_the_header_names_the_arguments_that_are_used(verb: Verb) -> None:
 def test_a_verb_that_writes_keeps_its_reply_for_a_replay(verb: Verb) -> None:
     source = code(SOURCES[f"{verb}.lua"])
     reads_only = verb in ("locate", "describe", "snapshot", "list_changes")
-    repeatable = verb in ("swap_owner", "freeze", "stage", "renew", "cancel", "list_ready")
+    repeatable = verb in (
+        "swap_owner",
+        "freeze",
+        "stage",
+        "renew",
+        "cancel",
+        "list_ready",
+        "recall",
+    )
     assert ("replay()" in source and "finish(" in source) == (not reads_only and not repeatable)
 
 

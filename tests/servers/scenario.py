@@ -79,11 +79,11 @@ async def save_and_load(plane: ControlPlane, partition: str) -> None:
     await plane.freeze(partition, "save", "all", 60, soon(), first=True)
     pages = [page async for page in plane.snapshot(partition, soon())]
     await plane.freeze(partition, "save", "none", 0, soon())
-    for suffix, kind, packed in pages:
+    for number, (suffix, kind, packed) in enumerate(pages, 1):
         items: list[str] = msgspec.msgpack.decode(packed)
-        await plane.stage(partition, "load", suffix, kind, items, 60, soon())
+        assert await plane.stage(partition, "load", suffix, kind, items, 60, soon(), number=number)
     suffixes = list(dict.fromkeys(suffix for suffix, _, _ in pages))
-    assert await plane.activate(partition, "load", suffixes, soon()) is not None
+    assert await plane.activate(partition, "load", suffixes, len(pages), soon()) is not None
 
 
 async def clear(plane: ControlPlane, *partitions: str) -> None:

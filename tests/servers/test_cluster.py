@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -93,12 +92,12 @@ async def test_waiters_do_not_hold_up_others(cluster: Cluster, open_plane: OpenP
 async def test_a_slot_that_moves(cluster: Cluster, open_plane: OpenPlane) -> None:
     """MOVED, ASK and TRYAGAIN: calls go on while the keys of a partition travel."""
     plane = open_plane(cluster.url)
-    key = plane.keys.summary("p").encode()
-    owner = next(node for node in cluster.primaries if _has_slot(node, key_slot(key)))
+    slot = key_slot(plane.keys.summary("p").encode())
+    owner = cluster.owner_of(slot)
     other = next(node for node in cluster.primaries if node is not owner)
     put = write(64, ["x"])
     ids = (await plane.produce("p", put, soon())).ids
-    moving = asyncio.create_task(asyncio.to_thread(_move, cluster, owner, other, key_slot(key)))
+    moving = asyncio.create_task(asyncio.to_thread(cluster.move, slot, other))
     got: list[int] = []
     while len(got) < len(ids):
         found = await plane.claim("p", Wanted("t", ["x"], 1), "me", soon())
@@ -108,25 +107,7 @@ async def test_a_slot_that_moves(cluster: Cluster, open_plane: OpenPlane) -> Non
     assert got == ids
     assert (await plane.summary("p", soon()))["consumed:t"] == 64
     await clear(plane, "p")
-    _move(cluster, other, owner, key_slot(key))
-
-
-def _has_slot(node: Server, slot: int) -> bool:
-    ranges: Any = node.admin.execute_command("CLUSTER", "SLOTS")
-    return any(
-        first <= slot <= last and primary[1] == node.port for first, last, primary, *_ in ranges
-    )
-
-
-def _move(cluster: Cluster, source: Server, target: Server, slot: int) -> None:
-    """As redis-cli --cluster reshard does it, one key at a time."""
-    names = {node: node.admin.execute_command("CLUSTER", "MYID") for node in (source, target)}
-    target.admin.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
-    source.admin.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
-    while keys := source.admin.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
-        source.admin.execute_command("MIGRATE", "127.0.0.1", target.port, keys[0], 0, 5000)
-    for node in (target, source, *cluster.primaries):
-        node.admin.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[target])
+    cluster.move(slot, owner)
 
 
 # A client, and a failover

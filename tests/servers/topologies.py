@@ -189,6 +189,27 @@ class Cluster:
     def nodes(self) -> list[Server]:
         return self.primaries + ([self.replica] if self.replica else [])
 
+    def owner_of(self, slot: int) -> Server:
+        return next(node for node in self.primaries if _has_slot(node, slot))
+
+    def move(self, slot: int, target: Server) -> None:
+        """As redis-cli --cluster reshard does it, one key at a time."""
+        source = self.owner_of(slot)
+        names = {node: node.admin.execute_command("CLUSTER", "MYID") for node in (source, target)}
+        target.admin.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[source])
+        source.admin.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[target])
+        while keys := source.admin.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1):
+            source.admin.execute_command("MIGRATE", HOST, target.port, keys[0], 0, 5000)
+        for node in (target, source, *self.primaries):
+            node.admin.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[target])
+
+
+def _has_slot(node: Server, slot: int) -> bool:
+    ranges: Any = node.admin.execute_command("CLUSTER", "SLOTS")
+    return any(
+        first <= slot <= last and primary[1] == node.port for first, last, primary, *_ in ranges
+    )
+
 
 _SLOTS = ((0, 5460), (5461, 10922), (10923, 16383))
 

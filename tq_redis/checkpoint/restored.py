@@ -1,8 +1,8 @@
 """What of a saved state is written when it is loaded. Pure functions.
 
 Consumers of the old run are gone: what they held with a lease, and had not acknowledged, is open
-again. How often it was delivered is kept. So are draws, if their claims had ended. Ready indexes
-are not in a checkpoint; the first claim that needs one builds it again.
+again. How often it was delivered is kept. So are draws, if their claims had ended. Limits are those
+of the new run. Ready indexes are not in a checkpoint; the first claim that needs one builds it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Restored:
     def __init__(self, generation: int) -> None:
         self._generation = generation
         self._open_claims: dict[str, set[str]] = {}
+        self._claims_of_draws: dict[str, set[str]] = {}
 
     def items(self, page: Page) -> list[str]:
         """What is to be written of a page; empty if nothing."""
@@ -40,17 +41,28 @@ class Restored:
         if kind == "task":
             return _flat([pair for pair in pairs if not pair[1].startswith("leased:")])
         if kind == "draws":
-            still_open = self._open_claims.get(name, set())
-            return _flat([pair for pair in pairs if _claim_of(pair[1]) not in still_open])
+            return self._draws(name, pairs)
+        if kind == "drawn":
+            kept = self._claims_of_draws.get(name, set())
+            return _flat([pair for pair in pairs if pair[0] in kept])
+        if kind == "making":
+            return []
         if kind == "indexes":
             return _flat([(name, _not_built(text)) for name, text in pairs])
         return page.items
+
+    def _draws(self, task: str, pairs: Sequence[tuple[str, str]]) -> list[str]:
+        still_open = self._open_claims.get(task, set())
+        claims = {name: set(msgspec.json.decode(text)["claims"]) for name, text in pairs}
+        kept = [pair for pair in pairs if not claims[pair[0]] & still_open]
+        self._claims_of_draws.setdefault(task, set()).update(*(claims[name] for name, _ in kept))
+        return _flat(kept)
 
     def _summary(self, pairs: Sequence[tuple[str, str]]) -> list[str]:
         summary = {
             name: value
             for name, value in pairs
-            if not name.startswith("claimed:") and name != "expires_at"
+            if not name.startswith("claimed:") and name not in ("expires_at", "limits")
         }
         summary["generation"] = str(self._generation)
         summary["claims"] = str(int(summary.get("claims", 0)) + _SKIPPED_CLAIMS)
@@ -68,10 +80,6 @@ def _pairs(items: Sequence[str]) -> list[tuple[str, str]]:
 
 def _flat(pairs: Sequence[tuple[str, str]]) -> list[str]:
     return [text for pair in pairs for text in pair]
-
-
-def _claim_of(draw: str) -> str:
-    return str(msgspec.json.decode(draw)["claim"])
 
 
 def _not_built(index: str) -> str:

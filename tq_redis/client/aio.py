@@ -7,7 +7,6 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from tensordict import TensorDict
@@ -16,7 +15,7 @@ from tq_redis.client.claims import ClaimCalls
 from tq_redis.client.columns import (
     DataParser,
     Fields,
-    parsed,
+    checked,
     row_count,
     rows_of,
     to_columns,
@@ -26,7 +25,7 @@ from tq_redis.client.core import ANSWER_S, distinct
 from tq_redis.client.leases import LeaseCalls
 from tq_redis.client.lost import Loss
 from tq_redis.client.status import StatusCalls
-from tq_redis.control.plane import BlockGoneError, rows_per_put
+from tq_redis.control.plane import BlockGoneError, NotAdmittedError, rows_per_put
 from tq_redis.control.records import BlockEntry, Lost, Run, Write
 from tq_redis.data import Column, Parser, WrittenBlock
 from tq_redis.data.devices import Device, destination
@@ -71,7 +70,9 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             partition_id: where to make new samples; created on first use.
             data_parser: makes the columns that are kept from these, with the same fields and rows;
                 for example images from their paths. Where all fields are kept by Ray, it runs in a
-                Ray task on some node of the cluster, whose store keeps what comes out.
+                Ray task on some node of the cluster, whose store keeps what comes out. The name
+                of one that storage units offer: it runs in the unit that keeps what comes out.
+                All fields must be routed to ``zmq`` then.
             group_ids: one group per new sample; GRPO claims take whole groups.
             tags: per row, small JSON values that travel in the metadata (``custom_meta``), merged
                 into those that the sample has, in the same step as the columns.
@@ -81,15 +82,18 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             The metadata of the written samples, with the fields they now have.
 
         Raises:
-            InputError: columns do not fit each other or the metadata; nothing was written.
+            InputError: columns do not fit each other or the metadata, or no storage unit offers
+                the parser; nothing was written.
+            ParserError: the parser failed in its storage unit; nothing was written.
             SchemaConflictError: a field would change dtype; rows before it may be written if the
-                batch was too large for one step (3,072 cells, a row counting as three to eight
+                batch was too large for one step (3,072 cells, a row counting as two to eight
                 more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
             PartitionEndedError: new samples where no more are to come.
+            PartitionFullError: there was no room for new samples within the limits of tasks.
             ServerFullError: Redis is at its memory limit.
         """
-        columns, parser = to_columns(data), data_parser and partial(parsed, data_parser)
+        columns, parser = to_columns(data), checked(data_parser)
         rows = row_count(columns)
         if group_ids is not None and len(group_ids) != rows:
             raise InputError(f"Got {len(group_ids)} group_ids for {rows} rows")
@@ -169,7 +173,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         new = BatchMeta(merged.global_indexes, merged.partition_ids, custom_meta=tags)
         for part in new.chunk_by_partition():
             write = Write(part.size, ids=part.global_indexes, tags=part.custom_meta)
-            await self.control.register(part.partition_id, write, deadline)
+            await self._register(part.partition_id, write, deadline)
         return merged
 
     # Reading
@@ -297,7 +301,7 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         columns: Mapping[str, Column],
         deadline: Deadline,
         *,
-        parser: Parser | None = None,
+        parser: Parser | str | None = None,
         ids: Sequence[int] | None = None,
         keys: Sequence[str] | None = None,
         groups: Sequence[str] | None = None,
@@ -305,12 +309,51 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
         overwrite: bool = False,
         task: str | None = None,
     ) -> tuple[list[int], dict[str, FieldSchema]]:
-        """Bytes first, then the rows that name them, in steps that Redis handles at once."""
-        total = row_count(columns)
+        """Write columns. New rows are made when the limits of tasks let them."""
         whole = Write(
-            total, ids=ids, keys=keys, groups=groups, tags=tags, overwrite=overwrite, task=task
+            row_count(columns),
+            ids=ids,
+            keys=keys,
+            groups=groups,
+            tags=tags,
+            overwrite=overwrite,
+            task=task,
         )
-        reserve = total if ids is None else 0
+        written: list[int] = []
+        schema: dict[str, FieldSchema] = {}
+        left = whole
+        while left.count:  # once, as nearly always
+            room = await self._room_for(partition, left, deadline)
+            made: list[int] = []
+            try:
+                made, form = await self._write_now(
+                    partition, columns, left.within(room), deadline, parser
+                )
+            finally:
+                self._settle(partition, left, len(made), room)
+            written += made
+            schema = schema or form
+            if len(made) < left.count:
+                columns = {n: rows_of(c, len(made), left.count) for n, c in columns.items()}
+            left = whole.part(len(written), whole.count)
+        return written, schema
+
+    async def _write_now(
+        self,
+        partition: str,
+        columns: Mapping[str, Column],
+        whole: Write,
+        deadline: Deadline,
+        parser: Parser | str | None,
+    ) -> tuple[list[int], dict[str, FieldSchema]]:
+        """Bytes first, then the rows that name them, in steps that Redis handles at once.
+
+        Returns:
+            The rows' ids, fewer than there are if the others have to be written anew; the form of
+            the fields.
+        """
+        total = whole.count
+        reserve = total if whole.ids is None else 0
         putting = self.data.put(partition, columns, deadline, parser)
         blocks, first_id = await self._put_bytes(partition, putting, deadline, reserve)
         schema = {name: form for block in blocks for name, form in block.schema.items()}
@@ -341,20 +384,11 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             except BlockGoneError:
                 # A consumer was fast: it has claimed and cleared all that was written so far.
                 await self._drop_unnamed(blocks, numbers)
-                left = whole.part(first, total)
-                rest, _ = await self._write(
-                    partition,
-                    {name: rows_of(column, first, total) for name, column in columns.items()},
-                    deadline,
-                    parser=parser,
-                    ids=left.ids,
-                    keys=left.keys,
-                    groups=left.groups,
-                    tags=left.tags,
-                    overwrite=overwrite,
-                    task=task,
-                )
-                return written + rest, schema
+                return written, schema
+            except NotAdmittedError:
+                self._limited.add(partition)
+                await self._drop_unnamed(blocks, numbers)
+                return written, schema
             except (InputError, NotFoundError, PartitionEndedError, ServerFullError):
                 # Refused for certain. After a lost connection or a cancelled call Redis may
                 # name these blocks; there the sweep finds out.

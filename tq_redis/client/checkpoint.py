@@ -70,7 +70,9 @@ class CheckpointCalls(AsyncClient):
 
         Samples keep their ids, so metadata that points to them works. Samples that a consumer held
         with a lease are open again. Ids that are given out from now on are new. Settings are those
-        of this queue; the number of servers and stores, and the backend, may differ.
+        of this queue, and so are the limits of tasks (:meth:`limit`): those that a partition has
+        stay, those of the checkpoint are not loaded. The number of servers and stores, and the
+        backend, may differ.
 
         The checkpoint is checked, and stored beside the partitions that are there, before any of
         these is touched: Redis and stores need room for both. Each partition is then replaced in
@@ -101,5 +103,8 @@ class CheckpointCalls(AsyncClient):
             await self._empty_trash(partition, generations, deadline)
         for partition in await self.control.partitions(deadline):
             if partition not in trash:
-                await self.clear_partition(partition, timeout=deadline.remaining)
+                generations = await self.control.clear_partition(
+                    partition, deadline, keep_limits=True
+                )
+                await self._empty_trash(partition, generations, deadline)
         return manifest.metadata

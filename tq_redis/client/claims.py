@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tq_redis.client.core import ClientCore, distinct
+from tq_redis.client.core import distinct
 from tq_redis.client.fetch import Fetch, group_size_of
-from tq_redis.control.claims import ROWS_PER_DRAW
+from tq_redis.client.limits import LimitCalls
 from tq_redis.control.records import Wanted, Write
 from tq_redis.deadline import Deadline
 from tq_redis.errors import InputError, nearest
@@ -26,7 +26,7 @@ from tq_redis.samplers import (
 Mode = Literal["fetch", "force_fetch", "insert"]
 
 
-class ClaimCalls(ClientCore):
+class ClaimCalls(LimitCalls):
     """Metadata of samples, to be worked on once per task."""
 
     async def get_meta(
@@ -70,7 +70,9 @@ class ClaimCalls(ClientCore):
             ``timeout=0``.
 
         Raises:
-            InputError: an argument is missing or out of range.
+            InputError: an argument is missing or out of range, or the batch is larger than the
+                task's limit (:meth:`limit`).
+            PartitionFullError: for ``insert``, there was no room within the limits of tasks.
             DeadlineError: not enough samples came; says how many there are and what is missing.
             EndOfStreamError: the task has consumed all samples that there will be.
             CannotFillError: fewer than ``batch_size`` can still come; ``left`` says how many.
@@ -84,7 +86,7 @@ class ClaimCalls(ClientCore):
             raise InputError(f"batch_size must be positive, got {batch_size}")
         if mode == "insert":
             deadline = self._deadline(timeout)
-            ids = await self.control.register(partition_id, Write(batch_size), deadline)
+            ids = await self._register(partition_id, Write(batch_size), deadline)
             return BatchMeta(ids, partition_id, {}, np.zeros(batch_size, np.int8))
         if mode != "fetch":
             raise InputError(f"mode must be fetch, force_fetch or insert, got {mode!r}")
@@ -96,11 +98,6 @@ class ClaimCalls(ClientCore):
         config = dict(sampling_config or {})
         draw = _draw_name(chooser, config)
         count = _samples_needed(chooser, batch_size)
-        if draw is not None and count > ROWS_PER_DRAW:
-            raise InputError(
-                f"A batch that is named by dp_rank and batch_index has at most {ROWS_PER_DRAW} "
-                f"samples, got {count}. Ask for several smaller ones."
-            )
         wanted = Wanted(
             task_name,
             distinct(data_fields),
@@ -109,6 +106,8 @@ class ClaimCalls(ClientCore):
             lease,
             self.config.max_deliveries,
             draw,
+            # Only balanced shares are drawn for several ranks at once.
+            f"*:{config['batch_index']}" if isinstance(chooser, SeqlenBalancedSampler) else None,
         )
         fetch = Fetch(self, partition_id, wanted, chooser, batch_size, config)
         return await fetch.run(self._deadline(timeout))

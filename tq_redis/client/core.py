@@ -33,6 +33,8 @@ class ClientCore:
         self.control = control
         self.data = data
         self.name = name
+        # Partitions whose tasks have limits, as far as this process has met them.
+        self._limited: set[str] = set()
 
     async def close(self) -> None:
         """Let go of connections; nothing in the instance ends."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from tq_redis.client.core import ANSWER_S, ClientCore
 from tq_redis.client.portal import if_lost
+from tq_redis.control import refusals
 from tq_redis.control.records import Claimed, NotEnough, Taken, Wanted
 from tq_redis.deadline import Deadline
 from tq_redis.errors import CannotFillError, DeadlineError, EndOfStreamError, nearest
@@ -106,17 +107,22 @@ class Fetch:
         self, sampler: BaseSampler | SeqlenBalancedSampler, wanted: Wanted, deadline: Deadline
     ) -> Claimed | NotEnough | Taken:
         control, name = self.core.control, self.core.name
-        ready, standing = await control.ready(self.partition, wanted, name, deadline)
+        balanced = isinstance(sampler, SeqlenBalancedSampler)
+        index, size = self.config.get("batch_index"), sampler.dp_size if balanced else 0
+        draws = [f"{rank}:{index}" for rank in range(size)]
+        ready, standing = await control.ready(self.partition, wanted, name, deadline, draws=draws)
         shares: dict[str, list[int]] | None = None
         chosen: list[int] = []
         if ready is None:
             pass  # the draw was made: there is nothing to choose
+        elif not ready.ids:
+            return standing
         elif isinstance(sampler, SeqlenBalancedSampler):
-            dealt = sampler.shares(ready, self.batch_size)
-            index = self.config["batch_index"]
-            shares = {f"{rank}:{index}": share for rank, share in enumerate(dealt)}
+            # Ranks that have their shares, or will find them, get no second ones.
+            dealt = sampler.shares(ready, self.batch_size, len(standing.missing))
+            shares = dict(zip(standing.missing, dealt, strict=False))
             chosen = [sample for share in dealt for sample in share]
-        elif ready.ids:
+        else:
             chosen = list(sampler.sample(ready, self.batch_size, **self.config))
             require_choice(sampler, ready, chosen)
         if ready is not None and not chosen:
@@ -127,7 +133,7 @@ class Fetch:
 
     async def _refuse_hopeless(self, found: NotEnough, deadline: Deadline) -> None:
         """Raise if no wait can help."""
-        left, task = found.left, self.wanted.task
+        left, task, count = found.left, self.wanted.task, self._count(found)
         if left == 0:
             raise EndOfStreamError(
                 f"Task {task!r} has consumed all samples of partition {self.partition!r}, and no "
@@ -135,21 +141,31 @@ class Fetch:
                 partition=self.partition,
                 fields=self.wanted.fields,
             )
-        if left is None or isinstance(self.sampler, BaseSampler):
+        if isinstance(self.sampler, BaseSampler):
+            return
+        if found.limit is not None and found.limit < self.wanted.count:
+            raise refusals.batch_over_limit(self.partition, task, self.wanted.count, found.limit)
+        if left is None:
             return
         size = group_size_of(self.sampler)
-        if size > 1 and found.complete and left >= self.wanted.count:
+        if size > 1 and found.complete and left >= count:
             left = await self._left_in_whole_groups(size, deadline)
-        if left < self.wanted.count:
+        if left < count:
             groups = f" in whole groups of {size}" if size > 1 else ""
             raise CannotFillError(
-                f"Task {task!r} asked for {self.wanted.count} samples{groups} of partition "
+                f"Task {task!r} asked for {count} samples{groups} of partition "
                 f"{self.partition!r}, but only {left} can still come: {found.ready} are ready, the "
                 f"others are not produced yet or held by other consumers. Ask for fewer.",
                 left=left,
                 partition=self.partition,
                 fields=self.wanted.fields,
             )
+
+    def _count(self, found: NotEnough) -> int:
+        """How many samples are needed: of balanced shares, only those that nobody has drawn."""
+        if isinstance(self.sampler, SeqlenBalancedSampler):
+            return self.batch_size * len(found.missing)
+        return self.wanted.count
 
     async def _left_in_whole_groups(self, size: int, deadline: Deadline) -> int:
         rows = await self.core.control.describe(

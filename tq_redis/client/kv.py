@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tensordict import TensorDict
@@ -15,7 +14,7 @@ from tq_redis.client.checkpoint import CheckpointCalls
 from tq_redis.client.columns import (
     DataParser,
     Fields,
-    parsed,
+    checked,
     row_count,
     single_row,
     to_columns,
@@ -108,6 +107,7 @@ class AsyncKVClient(CheckpointCalls):
         Args:
             keys: distinct.
             fields: columns with one row per key; other fields of the samples stay.
+            data_parser: as in ``put``.
             tags: one dict per key, merged into the sample's tags in one step, so that concurrent
                 writers lose nothing.
             overwrite: allow a field to change its dtype.
@@ -119,6 +119,7 @@ class AsyncKVClient(CheckpointCalls):
             InputError: keys are empty or repeat, lengths differ, or there is nothing to write;
                 nothing was written.
             SchemaConflictError: a field would change dtype.
+            PartitionFullError: there was no room for new samples within the limits of tasks.
         """
         names = _check_keys(keys, distinct=True)
         if fields is None and tags is None:
@@ -128,13 +129,13 @@ class AsyncKVClient(CheckpointCalls):
         deadline = self._deadline(timeout)
         if fields is None:
             write = Write(len(names), keys=names, tags=tags)
-            await self.control.register(partition_id, write, deadline)
+            await self._register(partition_id, write, deadline)
         else:
             await self._write(
                 partition_id,
                 _columns_for(names, fields),
                 deadline,
-                parser=data_parser and partial(parsed, data_parser),
+                parser=checked(data_parser),
                 keys=names,
                 tags=tags,
                 overwrite=overwrite,
@@ -264,7 +265,7 @@ class AsyncKVClient(CheckpointCalls):
         if create:
             distinct = list(dict.fromkeys(names))
             write = Write(len(distinct), keys=distinct)
-            await self.control.register(partition_id, write, deadline)
+            await self._register(partition_id, write, deadline)
         rows = await self._rows_of(names, partition_id, deadline)
         common = rows.common_fields()
         schema = {name: rows.schema[name] for name in common}

@@ -39,10 +39,12 @@ class _Staged:
 
     Attributes:
         suffixes: the keys that were written, in order.
+        pages: how many pages of them.
         handles: its blocks.
     """
 
     record: PartitionRecord
+    pages: int = 0
     suffixes: dict[str, None] = field(default_factory=dict[str, None])
     handles: list[str] = field(default_factory=list[str])
 
@@ -79,7 +81,7 @@ class Load:
             Partition -> generations whose blocks are to be freed.
 
         Raises:
-            CheckpointError: only some of the partitions were replaced, or staged keys expired.
+            CheckpointError: only some of the partitions were replaced, or staged keys are gone.
         """
         staged: list[_Staged] = []
         trash: dict[str, list[str]] = {}
@@ -142,7 +144,8 @@ class Load:
             )
         if items:
             staged.suffixes[suffix] = None
-            await self._control.stage(
+            staged.pages += 1
+            there = await self._control.stage(
                 staged.record.name,
                 self._token,
                 suffix,
@@ -150,8 +153,11 @@ class Load:
                 items,
                 self._lifetime_s,
                 self._deadline,
+                number=staged.pages,
                 handles=handles,
             )
+            if not there:
+                raise self._gone(staged)
 
     @asynccontextmanager
     async def _read(self, parts: Generator[T]) -> AsyncGenerator[AsyncIterator[T]]:
@@ -169,16 +175,19 @@ class Load:
 
     async def _activate(self, staged: _Staged) -> list[str]:
         trash = await self._control.activate(
-            staged.record.name, self._token, list(staged.suffixes), self._deadline
+            staged.record.name, self._token, list(staged.suffixes), staged.pages, self._deadline
         )
         if trash is None:
-            raise CheckpointError(
-                f"Redis has removed keys of partition {staged.record.name!r} again, because "
-                f"loading took too long; load again",
-                partition=staged.record.name,
-                path=str(self._folder),
-            )
+            raise self._gone(staged)
         return trash
+
+    def _gone(self, staged: _Staged) -> CheckpointError:
+        return CheckpointError(
+            f"Redis has lost keys of partition {staged.record.name!r} that were written for it: "
+            f"loading took too long, or another server took over; load again",
+            partition=staged.record.name,
+            path=str(self._folder),
+        )
 
     async def _undo(self, partitions: list[_Staged]) -> None:
         deadline = Deadline(_UNDO_S)

@@ -29,7 +29,7 @@ R = TypeVar("R")
 # Blocks that are copied at a time: few enough to need little memory, many enough to be fast.
 _BATCH_BYTES = 32 << 20
 _BATCH_BLOCKS = 64
-_FREE_S = 30.0
+_FREE_S = 10.0
 
 
 class _Block(NamedTuple):
@@ -78,7 +78,7 @@ class Save:
             The last sample id that was given out, and what was saved.
 
         Raises:
-            CheckpointError: the disk refuses, or this process was held up for too long.
+            CheckpointError: the disk refuses, or this process or Redis was held up for too long.
             DataLostError: bytes are gone; names blocks and partition.
             DeadlineError: it took longer than the deadline.
         """
@@ -98,8 +98,8 @@ class Save:
                     await freeze.release(partition.name, self._deadline)
         except HoldLostError as error:
             raise CheckpointError(
-                f"Partition {error} did not stand still: this process was held up for more than "
-                f"{HOLD_S:g} s. Save again",
+                f"Partition {error} did not stand still: this process or Redis was held up for "
+                f"more than {HOLD_S:g} s, or another server took over. Save again",
                 path=str(self._draft.target),
                 partition=str(error),
             ) from error

@@ -15,6 +15,7 @@ from tq_redis.client.columns import DataParser, Fields
 from tq_redis.client.kv import AsyncKVClient, KVChanges, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
+from tq_redis.control.limits import WhenFull
 from tq_redis.control.standing import Standing
 from tq_redis.data import StoreUsage
 from tq_redis.data.devices import Device
@@ -69,7 +70,9 @@ class Client:
             partition_id: where to make new samples; created on first use.
             data_parser: makes the columns that are kept from these, with the same fields and rows;
                 for example images from their paths. Where all fields are kept by Ray, it runs in a
-                Ray task on some node of the cluster, whose store keeps what comes out.
+                Ray task on some node of the cluster, whose store keeps what comes out. The name
+                of one that storage units offer: it runs in the unit that keeps what comes out.
+                All fields must be routed to ``zmq`` then.
             group_ids: one group per new sample; GRPO claims take whole groups.
             tags: per row, small JSON values that travel in the metadata (``custom_meta``), merged
                 into those that the sample has, in the same step as the columns.
@@ -79,12 +82,15 @@ class Client:
             The metadata of the written samples, with the fields they now have.
 
         Raises:
-            InputError: columns do not fit each other or the metadata; nothing was written.
+            InputError: columns do not fit each other or the metadata, or no storage unit offers
+                the parser; nothing was written.
+            ParserError: the parser failed in its storage unit; nothing was written.
             SchemaConflictError: a field would change dtype; rows before it may be written if the
-                batch was too large for one step (3,072 cells, a row counting as three to eight
+                batch was too large for one step (3,072 cells, a row counting as two to eight
                 more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
             PartitionEndedError: new samples where no more are to come.
+            PartitionFullError: there was no room for new samples within the limits of tasks.
             ServerFullError: Redis is at its memory limit.
         """
         return self._portal.run(
@@ -330,7 +336,9 @@ class Client:
             ``timeout=0``.
 
         Raises:
-            InputError: an argument is missing or out of range.
+            InputError: an argument is missing or out of range, or the batch is larger than the
+                task's limit (:meth:`limit`).
+            PartitionFullError: for ``insert``, there was no room within the limits of tasks.
             DeadlineError: not enough samples came; says how many there are and what is missing.
             EndOfStreamError: the task has consumed all samples that there will be.
             CannotFillError: fewer than ``batch_size`` can still come; ``left`` says how many.
@@ -378,6 +386,70 @@ class Client:
                 lease=lease,
                 timeout=timeout,
             )
+        )
+
+    def limit(
+        self,
+        partition_id: str,
+        task_name: str,
+        samples: int | None,
+        *,
+        when_full: WhenFull = "wait",
+        timeout: float | None = None,
+    ) -> None:
+        """Let at most so many samples be in a partition that a task has not consumed.
+
+        Samples that are held with a lease, and those that do not have all fields yet, count; those
+        that are set aside do not. Only new samples meet the limit: columns can always be added to
+        samples that exist. It may be declared before the first put, and again with another number;
+        with fewer than there are, nothing happens until the next put. Each task may have one.
+        ``clear_partition`` forgets it, ``load_checkpoint`` keeps it.
+
+        Args:
+            partition_id: where; it need not exist yet.
+            task_name: the task that is to keep up.
+            samples: how many; at least one batch of the task, and one put. None: no limit any more.
+            when_full: what a put of new samples does that are too many. ``wait``: it waits, until
+                its deadline (:class:`PartitionFullError`). ``evict``: the oldest samples that the
+                task has not claimed are cleared, in whole groups; it waits only while what
+                consumers hold leaves no room. :meth:`get_evicted` lists what was cleared.
+            timeout: seconds for Redis to answer.
+
+        Raises:
+            InputError: ``samples`` is not positive, ``when_full`` is neither, or a consumer of the
+                task waits for a larger batch.
+        """
+        return self._portal.run(
+            self._core.limit(partition_id, task_name, samples, when_full=when_full, timeout=timeout)
+        )
+
+    async def async_limit(
+        self,
+        partition_id: str,
+        task_name: str,
+        samples: int | None,
+        *,
+        when_full: WhenFull = "wait",
+        timeout: float | None = None,
+    ) -> None:
+        """Awaitable form of :meth:`limit`."""
+        return await self._portal.arun(
+            self._core.limit(partition_id, task_name, samples, when_full=when_full, timeout=timeout)
+        )
+
+    def get_evicted(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> list[int]:
+        """Ids of the samples that were cleared because the task was at its limit, ascending: of the
+        4,096 latest in the partition. ``evicted:<task>`` in the summary counts all."""
+        return self._portal.run(self._core.get_evicted(task_name, partition_id, timeout=timeout))
+
+    async def async_get_evicted(
+        self, task_name: str, partition_id: str, *, timeout: float | None = None
+    ) -> list[int]:
+        """Awaitable form of :meth:`get_evicted`."""
+        return await self._portal.arun(
+            self._core.get_evicted(task_name, partition_id, timeout=timeout)
         )
 
     def ack(self, metadata: BatchMeta, *, timeout: float | None = None) -> None:
@@ -725,6 +797,7 @@ class Client:
         Args:
             keys: distinct.
             fields: columns with one row per key; other fields of the samples stay.
+            data_parser: as in ``put``.
             tags: one dict per key, merged into the sample's tags in one step, so that concurrent
                 writers lose nothing.
             overwrite: allow a field to change its dtype.
@@ -736,6 +809,7 @@ class Client:
             InputError: keys are empty or repeat, lengths differ, or there is nothing to write;
                 nothing was written.
             SchemaConflictError: a field would change dtype.
+            PartitionFullError: there was no room for new samples within the limits of tasks.
         """
         return self._portal.run(
             self._core.kv_batch_put(
@@ -993,7 +1067,9 @@ class Client:
 
         Samples keep their ids, so metadata that points to them works. Samples that a consumer held
         with a lease are open again. Ids that are given out from now on are new. Settings are those
-        of this queue; the number of servers and stores, and the backend, may differ.
+        of this queue, and so are the limits of tasks (:meth:`limit`): those that a partition has
+        stay, those of the checkpoint are not loaded. The number of servers and stores, and the
+        backend, may differ.
 
         The checkpoint is checked, and stored beside the partitions that are there, before any of
         these is touched: Redis and stores need room for both. Each partition is then replaced in

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tq_redis.control import packing, refusals
-from tq_redis.control.blocks import BlockLists
-from tq_redis.control.keys import decode, encode, index_name
+from tq_redis.control.asking import (
+    ROWS_PER_CLAIM,
+    UNDO_S,
+    claimed,
+    milliseconds,
+    not_enough,
+    parts_of,
+    report,
+)
+from tq_redis.control.draws import ROWS_PER_PART, Draws, pieces_of
+from tq_redis.control.keys import encode
 from tq_redis.control.ranges import to_ranges
 from tq_redis.control.records import Claimed, NotEnough, Ready, Taken, Wanted
 from tq_redis.control.replies import (
@@ -22,45 +28,17 @@ from tq_redis.control.replies import (
     RenewReply,
     Reply,
     ResetReply,
-    ShortReply,
 )
-from tq_redis.control.shards import Connection
 from tq_redis.deadline import Deadline
-from tq_redis.errors import ServerUnavailableError, TQError, shorten
 from tq_redis.metadata.claim import Claim
 
-_log = logging.getLogger(__name__)
-
-# Samples that one claim script takes: a few milliseconds of Redis's only thread. More are taken in
-# pieces, each held with a lease until all are there.
-ROWS_PER_CLAIM = 1024
-# A batch that is remembered under a name is taken by one script whatever its size, so that it is
-# drawn once; the largest keeps Redis busy for some 30 ms.
-ROWS_PER_DRAW = 8192
 ROWS_PER_PAGE = 2000
-# Cells that a script may look at to complete an index, or to take back what leases lost.
-_CELLS_PER_BUILD = 2048
+# A claim in pieces that is not complete by then comes back by itself.
 _HOLD_S = 60.0
-_UNDO_S = 60.0
-_CLOSE_S = 5.0
-# What one step of building an index may take, whatever is left of a call's deadline.
-_STEP_S = 5.0
 
 
-class Claims(BlockLists):
+class Claims(Draws):
     """Claiming, leases, and what a task will still get."""
-
-    def __init__(self, connection: Connection, name: str, idle_ttl_s: int) -> None:
-        super().__init__(connection, name, idle_ttl_s)
-        self._undoing: set[asyncio.Task[None]] = set()
-        self._closed = False
-
-    async def close(self) -> None:
-        """Finish what cancelled calls left to be undone, and let go of connections."""
-        self._closed = True
-        if self._undoing:
-            await asyncio.wait(self._undoing, timeout=_CLOSE_S)
-        await self.connection.close()
 
     async def claim(
         self, partition: str, wanted: Wanted, consumer: str, deadline: Deadline
@@ -74,19 +52,14 @@ class Claims(BlockLists):
             SampleNotFoundError: samples of the draw were cleared.
             NotReadyError: they lack a field that this call asks for.
         """
-        need = wanted.count
-        if need <= ROWS_PER_CLAIM or wanted.draw is not None:
-            arguments = self._claim_arguments(wanted, consumer) | {"count": need, "need": need}
-            reply = await self._claim(partition, wanted, arguments, deadline)
-            return _not_enough(reply) if reply.code != "ok" else _claimed([reply], wanted)
-        step = ROWS_PER_CLAIM
+        step, need = _rows_per_script(wanted), wanted.count
         if wanted.group_size:
             step = max(1, step // wanted.group_size) * wanted.group_size
         pieces = [
             {"count": min(step, need - first), "need": need - first}
             for first in range(0, need, step)
         ]
-        found = await self._in_pieces(partition, wanted, consumer, pieces, deadline)
+        found = await self._take(partition, wanted, consumer, pieces, deadline)
         assert not isinstance(found, Taken)  # only chosen samples can be
         return found
 
@@ -105,34 +78,40 @@ class Claims(BlockLists):
         Args:
             ids: distinct, as a sampler chose them among :meth:`ready` ones.
             shares: draw -> its part of ``ids``; ``wanted.draw`` is one of them, and its samples
-                are the result. The others are held until their draws are asked for.
+                are the result. The others are held until their draws are asked for, and no longer
+                than the lease, if there is one. A draw that was made meanwhile stays as it is.
         """
-        if len(ids) <= ROWS_PER_CLAIM or wanted.draw is not None:
-            arguments = self._claim_arguments(wanted, consumer) | {"ids": to_ranges(ids)}
-            if shares is not None:
-                arguments["shares"] = [(name, to_ranges(rows)) for name, rows in shares.items()]
-            reply = await self._claim(partition, wanted, arguments, deadline)
-            if reply.code == "taken":
-                return Taken(reply.ids)
-            return _not_enough(reply) if reply.code != "ok" else _claimed([reply], wanted)
-        pieces = [
-            {"ids": to_ranges(ids[first : first + ROWS_PER_CLAIM])}
-            for first in range(0, len(ids), ROWS_PER_CLAIM)
-        ]
-        return await self._in_pieces(partition, wanted, consumer, pieces, deadline)
+        if shares is not None:
+            assert wanted.draw is not None
+            pieces = pieces_of(shares, wanted.draw)
+        else:
+            pieces = [{"ids": to_ranges(page)} for page in _pages(ids, _rows_per_script(wanted))]
+            pieces = pieces or [{"ids": []}]
+        return await self._take(partition, wanted, consumer, pieces, deadline)
 
     async def ready(
-        self, partition: str, wanted: Wanted, consumer: str, deadline: Deadline
+        self,
+        partition: str,
+        wanted: Wanted,
+        consumer: str,
+        deadline: Deadline,
+        *,
+        draws: Sequence[str] = (),
     ) -> tuple[Ready | None, NotEnough]:
         """All samples that the task could claim now, for a sampler; many in several steps.
+
+        Args:
+            draws: those that the sampler makes together; :attr:`NotEnough.missing` will have those
+                of them that were not made yet.
 
         Returns:
             The samples, or None where the draw was made already: :meth:`claim_chosen` gets its
             samples. And what to wait for if none of them is wanted.
         """
         found = Ready([], [], [])
-        arguments = self._index_arguments(wanted) | {"rows": ROWS_PER_PAGE}
+        arguments = self._index_arguments(wanted) | {"rows": ROWS_PER_CLAIM}
         arguments |= {"consumer": encode(consumer), "count": wanted.count}
+        arguments |= {"draws": list(draws)} if draws else {}
         standing: NotEnough | None = None
         more = True
         while more:
@@ -140,7 +119,7 @@ class Claims(BlockLists):
             reply = await self._run_again(
                 partition, "list_ready", wanted.task, arguments, ListReadyReply, deadline
             )
-            standing = standing or _not_enough(reply)
+            standing = standing or not_enough(reply)
             if reply.code != "ok":
                 return (None if reply.code == "drawn" else found), standing
             found.ids.extend(reply.ids)
@@ -170,7 +149,7 @@ class Claims(BlockLists):
 
         async def forget() -> None:
             key = self.keys.waiters(partition)
-            await self._shard(partition).command("HDEL", key, waiter, deadline=Deadline(_UNDO_S))
+            await self._shard(partition).command("HDEL", key, waiter, deadline=Deadline(UNDO_S))
 
         self._later(forget())
 
@@ -181,7 +160,7 @@ class Claims(BlockLists):
     ) -> list[int]:
         """The work on these samples is done. Returns those that the claim held no longer."""
         lost: list[int] = []
-        for page in _pages(ids):
+        for page in _pages(ids, ROWS_PER_CLAIM):
             arguments = self._held(claim, page)
             reply = await self._mutate("ack", partition, arguments, Reply, deadline)
             lost += reply.ids
@@ -191,10 +170,10 @@ class Claims(BlockLists):
         self, partition: str, claim: Claim, ids: Sequence[int], deadline: Deadline
     ) -> None:
         """Give samples back that the claim holds."""
-        for page in _pages(ids):
+        for page in _pages(ids, ROWS_PER_CLAIM):
             arguments = self._held(claim, page)
             reply = await self._mutate("release", partition, arguments, AsideReply, deadline)
-            _report(partition, claim.task, reply.aside)
+            report(partition, claim.task, reply.aside)
 
     async def renew(
         self,
@@ -211,7 +190,7 @@ class Claims(BlockLists):
             ids: samples of the claim. Where it holds none of them any more, it has ended, or is
                 another claim of that number: they are counted anew in a partition made anew.
         """
-        arguments = self._held(claim, ids) | {"lease": _milliseconds(lease_s)}
+        arguments = self._held(claim, ids) | {"lease": milliseconds(lease_s)}
         reply = await self._mutate("renew", partition, arguments, RenewReply, deadline)
         return reply.lease / 1000 if reply.code == "ok" else None
 
@@ -252,24 +231,25 @@ class Claims(BlockLists):
 
     # Inner parts
 
-    async def _claim(
-        self, partition: str, wanted: Wanted, arguments: Mapping[str, Any], deadline: Deadline
-    ) -> ClaimReply:
-        request = uuid.uuid4().hex
-        try:
-            reply = await self._run_again(
-                partition, "claim", wanted.task, arguments, ClaimReply, deadline, request
-            )
-        except (asyncio.CancelledError, ServerUnavailableError):
-            # Nobody will read the reply. A draw is kept: whoever asks again gets its samples.
-            if wanted.draw is None:
-                self._later(self._undo(partition, wanted.task, request))
-            raise
-        if reply.code == "unknown":
-            raise refusals.no_samples(partition, reply.ids)
-        if reply.code == "not_ready":
-            raise refusals.not_ready(partition, decode(reply.field), reply.ids)
-        return reply
+    async def _take(
+        self,
+        partition: str,
+        wanted: Wanted,
+        consumer: str,
+        pieces: Sequence[Mapping[str, Any]],
+        deadline: Deadline,
+    ) -> Claimed | Taken | NotEnough:
+        if len(pieces) > 1 and wanted.draw is not None:
+            return await self._draw(partition, wanted, consumer, pieces, deadline)
+        if len(pieces) > 1:
+            return await self._in_pieces(partition, wanted, consumer, pieces, deadline)
+        arguments = {**self._claim_arguments(wanted, consumer), **pieces[0]}
+        reply = await self._claim(partition, wanted, arguments, deadline)
+        if reply.code == "drawn":
+            return await self._recalled(partition, wanted, consumer, deadline)
+        if reply.code == "taken":
+            return Taken(reply.ids)
+        return not_enough(reply) if reply.code != "ok" else claimed([reply], wanted)
 
     async def _in_pieces(
         self,
@@ -279,7 +259,7 @@ class Claims(BlockLists):
         pieces: Sequence[Mapping[str, Any]],
         deadline: Deadline,
     ) -> Claimed | Taken | NotEnough:
-        lease = _milliseconds(wanted.lease_s or max(_HOLD_S, 2 * deadline.remaining))
+        lease = milliseconds(wanted.lease_s or max(_HOLD_S, 2 * deadline.remaining))
         common = self._claim_arguments(wanted, consumer) | {"lease": lease}
         got: list[ClaimReply] = []
         complete = False
@@ -289,7 +269,7 @@ class Claims(BlockLists):
                 if reply.code == "taken":
                     return Taken(reply.ids)
                 if reply.code != "ok":
-                    return _not_enough(reply)
+                    return not_enough(reply)
                 got.append(reply)
             if wanted.lease_s is None:
                 for reply in got:
@@ -299,136 +279,27 @@ class Claims(BlockLists):
                     if lost:
                         raise refusals.lease_lost(partition, wanted.task, lost)
             complete = True
-            return _claimed(got, wanted)
+            return claimed(got, wanted)
         finally:
             if not complete and got:
-                self._later(self._undo_parts(partition, wanted.task, _parts(got)))
-
-    async def _run_again(
-        self,
-        partition: str,
-        verb: Any,
-        task: str,
-        arguments: Mapping[str, Any],
-        kind: type[Any],
-        deadline: Deadline,
-        request: str | None = None,
-    ) -> Any:
-        """Run a verb until it has done what there was to do before.
-
-        It gets nearer to its end with each step, so it goes on also behind the deadline.
-        """
-        step = deadline
-        while True:
-            reply = await self._mutate(verb, partition, arguments, kind, step, request=request)
-            _report(partition, task, reply.aside)
-            if reply.code != "again":
-                return reply
-            step = Deadline(max(deadline.remaining, _STEP_S))
-
-    async def _undo(self, partition: str, task: str, request: str) -> None:
-        arguments = {"task": encode(task)}
-        deadline = Deadline(_UNDO_S)
-        await self._mutate("cancel", partition, arguments, Reply, deadline, request=request)
+                self._later(self._undo_parts(partition, wanted.task, parts_of(got)))
 
     async def _undo_parts(
         self, partition: str, task: str, parts: Sequence[tuple[int, list[int]]]
     ) -> None:
         """Also those that were acknowledged already. They do not count as delivered."""
-        deadline = Deadline(_UNDO_S)
+        deadline = Deadline(UNDO_S)
         for number, ids in parts:
             arguments = self._held(Claim(task, number), ids)
             await self._mutate("cancel", partition, arguments, Reply, deadline)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do what the caller does not wait for; :meth:`close` does."""
-        if self._closed:  # there is no connection any more; leases run out by themselves
-            work.close()
-            return
-
-        async def logged() -> None:
-            try:
-                await work
-            except TQError as error:
-                _log.warning("What a call left could not be cleaned up, and expires: %s", error)
-
-        task = asyncio.create_task(logged())
-        self._undoing.add(task)
-        task.add_done_callback(self._undoing.discard)
-
-    def _index_arguments(self, wanted: Wanted) -> dict[str, Any]:
-        group = wanted.group_size
-        arguments: dict[str, Any] = {
-            "task": encode(wanted.task),
-            "fields": [encode(name) for name in wanted.fields],
-            "group_size": group,
-            "index": index_name(wanted.task, group, wanted.fields),
-            "build": max(1, _CELLS_PER_BUILD // (len(wanted.fields) + (3 if group else 2))),
-        }
-        if wanted.draw is not None:
-            arguments["draw"] = wanted.draw
-        if wanted.waiter is not None:
-            name, seconds = wanted.waiter
-            arguments["waiter"] = (name, int(1000 * seconds))
-        return arguments
-
-    def _claim_arguments(self, wanted: Wanted, consumer: str) -> dict[str, Any]:
-        return self._index_arguments(wanted) | {
-            "consumer": encode(consumer),
-            "lease": _milliseconds(wanted.lease_s),
-            "limit": wanted.max_deliveries,
-        }
 
     def _held(self, claim: Claim, ids: Sequence[int]) -> dict[str, Any]:
         return {"task": encode(claim.task), "claim": claim.number, "ids": to_ranges(ids)}
 
 
-def _milliseconds(seconds: float | None) -> int:
-    return 0 if seconds is None else max(1, int(1000 * seconds))
+def _rows_per_script(wanted: Wanted) -> int:
+    return ROWS_PER_CLAIM if wanted.draw is None else ROWS_PER_PART
 
 
-def _pages(ids: Sequence[int]) -> list[Sequence[int]]:
-    return [ids[first : first + ROWS_PER_CLAIM] for first in range(0, len(ids), ROWS_PER_CLAIM)]
-
-
-def _claimed(replies: Sequence[ClaimReply], wanted: Wanted) -> Claimed:
-    forms = map(packing.schema_from_json, replies[0].schema)
-    leased = wanted.lease_s is not None
-    return Claimed(
-        [sample for reply in replies for sample in reply.ids],
-        dict(zip(wanted.fields, forms, strict=True)),
-        [row for reply in replies for row in packing.tag_rows(reply.tags, len(reply.ids))],
-        [
-            Claim(wanted.task, reply.claim) if leased else None
-            for reply in replies
-            for _ in reply.ids
-        ],
-        _parts(replies),
-    )
-
-
-def _parts(replies: Sequence[ClaimReply]) -> list[tuple[int, list[int]]]:
-    return [(reply.claim, reply.ids) for reply in replies]
-
-
-def _not_enough(reply: ShortReply) -> NotEnough:
-    return NotEnough(
-        exists=reply.code != "no_partition",
-        ready=reply.ready,
-        groups=reply.groups,
-        event=reply.event,
-        left=None if reply.left < 0 else reply.left,
-        complete=reply.complete,
-        retry_s=None if reply.retry < 0 else reply.retry / 1000,
-    )
-
-
-def _report(partition: str, task: str, aside: Sequence[int]) -> None:
-    if aside:
-        _log.warning(
-            "Samples %s of partition %r are set aside for task %r: they were delivered too often "
-            "and never acknowledged. reset_consumption gives them another chance.",
-            shorten(aside),
-            partition,
-            task,
-        )
+def _pages(ids: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [ids[first : first + size] for first in range(0, len(ids), size)]

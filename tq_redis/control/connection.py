@@ -42,7 +42,7 @@ _BLOCK_GRACE_S = 2.0
 _WAIT_FAILED_S = 0.1
 
 # Others' progress is no news to who waits for samples, unless the event says so.
-_NO_NEWS = {(b"kind", b"claim"), (b"kind", b"ack")}
+_NO_NEWS = frozenset({b"claim", b"ack", b"room"})
 
 _ERRORS = (rex.RedisError, rex.RedisClusterException, TimeoutError)
 
@@ -128,13 +128,21 @@ class RedisConnection:
             return []
         return await self._until(deadline, lambda: self._calls.pipeline(commands))
 
-    async def wait_for_event(self, stream: str, after: str, deadline: Deadline) -> None:
-        """Wait for an entry other than a claim in ``stream`` behind ``after``.
+    async def wait_for_event(
+        self,
+        stream: str,
+        after: str,
+        deadline: Deadline,
+        *,
+        no_news: frozenset[bytes] = _NO_NEWS,
+    ) -> None:
+        """Wait for an entry in ``stream`` behind ``after`` that is of none of the kinds
+        ``no_news``, or says that it is news all the same.
 
         Returns when there is one, when the deadline passes, and now and then without a reason, for
         example when the connection fails: the caller looks again in any case.
         """
-        block = Deadline(min(deadline.remaining, _BLOCK_S))
+        block, cancelled = Deadline(min(deadline.remaining, _BLOCK_S)), _cancellations()
         while not block.passed:
             try:
                 async with asyncio.timeout(block.remaining + _BLOCK_GRACE_S):
@@ -147,7 +155,9 @@ class RedisConnection:
                 # The caller asks again at once, and that may well succeed on another connection.
                 await asyncio.sleep(min(_WAIT_FAILED_S, block.remaining))
                 return
-            if any(_is_news(words) for _, words in entries):
+            finally:
+                _raise_lost_cancellation(cancelled)
+            if any(_is_news(words, no_news) for _, words in entries):
                 return
             after = entries[-1][0] if entries else after
 
@@ -259,14 +269,18 @@ class RedisConnection:
                     self.changes += 1
                 raise
 
-        with our_errors(self.url, deadline):
-            async with asyncio.timeout(deadline.remaining), self._slots:
-                try:
-                    return await bounded()  # as nearly always; what follows takes 0.1 ms to set up
-                except _ERRORS as error:
-                    if not may_pass(error):
-                        raise
-                return await self._again(deadline, bounded)
+        cancelled = _cancellations()
+        try:
+            with our_errors(self.url, deadline):
+                async with asyncio.timeout(deadline.remaining), self._slots:
+                    try:
+                        return await bounded()  # as nearly always; what follows takes 0.1 ms
+                    except _ERRORS as error:
+                        if not may_pass(error):
+                            raise
+                    return await self._again(deadline, bounded)
+        finally:
+            _raise_lost_cancellation(cancelled)
 
     async def _again(self, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
         retrying = AsyncRetrying(
@@ -278,6 +292,18 @@ class RedisConnection:
         return await retrying(attempt)
 
 
+def _cancellations() -> int:
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def _raise_lost_cancellation(before: int) -> None:
+    """redis-py sends with ``asyncio.wait_for``, which up to Python 3.11 drops a cancellation that
+    comes at the moment when it is done: the caller would go on as if nothing had happened."""
+    if _cancellations() > before:
+        raise asyncio.CancelledError
+
+
 async def _info(primary: Primary) -> dict[str, Any] | None:
     """What a server says of itself; None if the user may not know."""
     try:
@@ -286,5 +312,5 @@ async def _info(primary: Primary) -> dict[str, Any] | None:
         return None
 
 
-def _is_news(words: Sequence[bytes]) -> bool:
-    return b"news" in words or tuple(words[:2]) not in _NO_NEWS
+def _is_news(words: Sequence[bytes], no_news: frozenset[bytes]) -> bool:
+    return b"news" in words or words[1] not in no_news

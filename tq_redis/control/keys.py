@@ -68,14 +68,16 @@ GLOSSARY = (
     Key(
         "tq:<ns>:unit:<id>",
         "string",
-        "JSON (address, capacity): where a storage unit is reached; it renews the key's lifetime "
-        "while it runs",
+        "JSON (address, capacity, parsers): where a storage unit is reached, what it offers; it "
+        "renews the key's lifetime while it runs",
     ),
     Key(
         "tq:<ns>:{P}",
         "hash",
         "the summary that a person reads first: `samples`, `bytes`, `produced:<field>`, "
-        "`consumed:<task>`, `claimed:<task>` (held with a lease), `set_aside:<task>`, `made` "
+        "`consumed:<task>`, `claimed:<task>` (held with a lease), `set_aside:<task>`, "
+        "`evicted:<task>` (so far, by its limit), `limits` (JSON: by task, how many samples it may "
+        "leave unconsumed, and what happens when there are as many), `made` "
         "(samples, cleared ones too), `expected`, `ended`, `claims` (so far), `lost` (cells, so "
         "far, whose store died), `changes` (of keys and tags, so far), `changes_from` (older ones "
         "are forgotten), `generation`, `created_at`, `expires_at`",
@@ -120,8 +122,14 @@ GLOSSARY = (
     Key(
         "tq:<ns>:{P}:draws:<t>",
         "hash",
-        "`<dp_rank>:<batch_index>` -> JSON (claim, ids): what every rank that asks for that "
-        "batch gets",
+        "`<dp_rank>:<batch_index>` -> JSON (claims, whether it waits for its rank, ...): what "
+        "every rank that asks for that batch gets",
+    ),
+    Key("tq:<ns>:{P}:drawn:<t>", "hash", "claim number -> JSON ids, for the claims of draws"),
+    Key(
+        "tq:<ns>:{P}:making:<t>",
+        "hash",
+        "a name -> JSON (by, claims per draw): large draws that are being made in pieces",
     ),
     Key(
         "tq:<ns>:{P}:indexes",
@@ -158,6 +166,17 @@ GLOSSARY = (
         "stream",
         "what happened: put, claim, ack, clear, ...; capped; waiters block here",
     ),
+    Key(
+        "tq:<ns>:{P}:admitted",
+        "hash",
+        "a put -> `<rows>:<until, in ms>`: room that is kept for it, within all limits, until it "
+        "has made its rows",
+    ),
+    Key(
+        "tq:<ns>:{P}:evicted",
+        "zset",
+        "`<task>:<sample id>`, by id, of samples that made room because of a limit; the last 4,096",
+    ),
     Key("tq:<ns>:{P}:req:<request>", "string", "reply of a recent call, for its replay; minutes"),
     Key("tq:<ns>:{P}:trash", "set", "generations of the partition with blocks to free"),
     Key("tq:<ns>:{P}:trash:<g>", "hash", "`blocks` of a cleared partition, until they are freed"),
@@ -175,6 +194,11 @@ GLOSSARY = (
         "any",
         "a key `tq:<ns>:{P}:<key>` of a checkpoint that is being loaded, until all are there; "
         "minutes",
+    ),
+    Key(
+        "tq:<ns>:{P}:load:<token>",
+        "string",
+        "how many pages of such keys were written: a failover may lose the last ones; minutes",
     ),
     Key("tq:<ns>:{P}:loading", "set", "handles of the blocks that such keys name; minutes"),
 )
@@ -264,6 +288,9 @@ class Keys:
     def waiters(self, partition: str) -> str:
         return f"{self.summary(partition)}:waiters"
 
+    def evicted(self, partition: str) -> str:
+        return f"{self.summary(partition)}:evicted"
+
     def indexes(self, partition: str) -> str:
         return f"{self.summary(partition)}:indexes"
 
@@ -280,6 +307,10 @@ class Keys:
     def staged(self, partition: str, token: str, suffix: str) -> str:
         """A key of a partition that is being loaded; ``suffix`` as in its name in use."""
         return f"{self.summary(partition)}:load:{token}:{suffix}"
+
+    def staged_pages(self, partition: str, token: str) -> str:
+        """How many pages of :meth:`staged` keys were written."""
+        return f"{self.summary(partition)}:load:{token}"
 
     def loading(self, partition: str) -> str:
         return f"{self.summary(partition)}:loading"

@@ -61,6 +61,8 @@ def write_arguments(write: Write) -> dict[str, Any]:
     }
     if write.task is not None:
         packed["task"] = encode(write.task)
+    if write.admission is not None:
+        packed["admission"] = write.admission
     if write.ids is not None:
         return packed | {"ids": to_ranges(write.ids)}
     packed["count"] = write.count

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tq_redis.control import packing, refusals
-from tq_redis.control.claims import ROWS_PER_PAGE, Claims
+from tq_redis.control.claims import ROWS_PER_PAGE
 from tq_redis.control.keys import decode, encode
+from tq_redis.control.limits import CELLS_PER_CLEAR, Limits
 from tq_redis.control.ranges import from_ranges, to_ranges
 from tq_redis.control.records import Changes, Lost, Rows, Run, Tags, Version, Write, Written
 from tq_redis.control.replies import (
@@ -25,20 +26,19 @@ from tq_redis.deadline import Deadline
 
 # Cells (rows x fields) that one script handles: some five milliseconds of Redis's only thread.
 CELLS_PER_CALL = 8192
-# To write a cell costs more than to read it, to find and drop it most: Redis waits for its memory.
+# To write a cell costs more than to read it.
 _CELLS_PER_PUT = 3072
-_CELLS_PER_CLEAR = 2048
 
 
 def rows_per_put(write: Write, fields: int) -> int:
     """Rows that one :meth:`ControlPlane.produce` should have, for a write of so many fields.
 
-    A row costs about as much as three cells, and eight where it may be in a group or be there
+    A row costs about as much as two cells, and eight where it may be in a group or be there
     already. A tag costs as much as a field.
     """
     plain = write.ids is None and write.keys is None and write.groups is None
     tags = {name for row in write.tags or () for name in row}
-    return max(1, _CELLS_PER_PUT // (fields + len(tags) + (3 if plain else 8)))
+    return max(1, _CELLS_PER_PUT // (fields + len(tags) + (2 if plain else 8)))
 
 
 class BlockGoneError(Exception):
@@ -46,7 +46,12 @@ class BlockGoneError(Exception):
     rest of the put needs a block of its own."""
 
 
-class ControlPlane(Claims, Snapshots):
+class NotAdmittedError(Exception):
+    """New rows in a partition where a task has a limit, and :meth:`ControlPlane.admit` has kept no
+    room for them."""
+
+
+class ControlPlane(Limits, Snapshots):
     """The state of one namespace in Redis.
 
     Every call may raise the errors of :class:`RedisConnection`.
@@ -63,6 +68,7 @@ class ControlPlane(Claims, Snapshots):
             SchemaConflictError: a row has the field with another dtype.
             PartitionEndedError: new rows where no more are to come.
             BlockGoneError: a block that an earlier step named is not used any more.
+            NotAdmittedError: a task has a limit, and no room is kept for the new rows.
         """
         arguments = packing.write_arguments(write)
         if write.ids is None:
@@ -77,6 +83,8 @@ class ControlPlane(Claims, Snapshots):
             await self._unlist(partition, deadline)  # reserving ids has listed it
         if reply.code == "gone":
             raise BlockGoneError(partition)
+        if reply.code == "limited":
+            raise NotAdmittedError(partition)
         if reply.code in ("ended", "unexpected"):
             raise refusals.no_more_samples(partition, reply)
         await self._check(reply, partition, deadline)
@@ -86,7 +94,8 @@ class ControlPlane(Claims, Snapshots):
         return Written(from_ranges(reply.ids), reply.blocks, reply.freed)
 
     async def register(self, partition: str, write: Write, deadline: Deadline) -> list[int]:
-        """Write rows without columns, many in several steps. Returns their ids.
+        """Write rows without columns, many in several steps. Returns their ids: fewer than there
+        are rows if those behind them are not admitted any more.
 
         Raises:
             The errors of :meth:`produce`; rows of earlier steps are written.
@@ -95,7 +104,12 @@ class ControlPlane(Claims, Snapshots):
         ids: list[int] = []
         for first in range(0, write.count, step):
             part = write.part(first, min(first + step, write.count))
-            ids += (await self.produce(partition, part, deadline)).ids
+            try:
+                ids += (await self.produce(partition, part, deadline)).ids
+            except NotAdmittedError:
+                if first == 0:
+                    raise
+                break
         return ids
 
     async def set_tags(
@@ -108,7 +122,7 @@ class ControlPlane(Claims, Snapshots):
             PartitionNotFoundError, SampleNotFoundError
         """
         names = {name for row in tags for name in row}
-        step = max(1, _CELLS_PER_CLEAR // (len(names) + 1))
+        step = max(1, CELLS_PER_CLEAR // (len(names) + 1))
         for first in range(0, len(ids), step):
             page = slice(first, first + step)
             arguments = {"ids": to_ranges(ids[page]), "tags": packing.tag_columns(tags[page])}
@@ -279,7 +293,7 @@ class ControlPlane(Claims, Snapshots):
             common = {
                 "fields": [encode(name) for name in fields],
                 "handles": list(handles[first : first + ROWS_PER_PAGE]),
-                "cells": _CELLS_PER_CLEAR,
+                "cells": CELLS_PER_CLEAR,
             }
             left = sorted(set(ids))
             while left:
@@ -302,7 +316,7 @@ class ControlPlane(Claims, Snapshots):
         left = sorted(set(ids))
         freed: list[str] = []
         while left:
-            arguments = {"ids": to_ranges(left[:ROWS_PER_PAGE]), "cells": _CELLS_PER_CLEAR}
+            arguments = {"ids": to_ranges(left[:ROWS_PER_PAGE]), "cells": CELLS_PER_CLEAR}
             reply = await self._mutate(
                 "clear_samples", partition, arguments, ClearSamplesReply, deadline
             )
@@ -310,15 +324,25 @@ class ControlPlane(Claims, Snapshots):
             del left[: reply.done]
         return freed
 
-    async def clear_partition(self, partition: str, deadline: Deadline) -> list[str]:
+    async def clear_partition(
+        self, partition: str, deadline: Deadline, *, keep_limits: bool = False
+    ) -> list[str]:
         """Forget a partition; an unknown one is passed over.
 
         It is gone for everybody when this returns.
 
+        Args:
+            keep_limits: where its tasks have limits, they stay, in a partition made anew.
+
         Returns:
             The generations whose blocks are to be freed, for :meth:`trash`.
         """
-        reply = await self._mutate("clear_partition", partition, {}, ClearPartitionReply, deadline)
+        arguments: dict[str, Any] = {}
+        if keep_limits:
+            arguments["generation"] = await self.reserve(partition, 1, deadline)
+        reply = await self._mutate(
+            "clear_partition", partition, arguments, ClearPartitionReply, deadline
+        )
         await self._unlist(partition, deadline)
         return reply.trash
 

@@ -60,6 +60,7 @@ class Write:
         overwrite: a field may change its dtype.
         first_id: the first of ``count`` ids that were reserved for new rows; None: reserve them.
         task: who wrote the blocks, and can do it again; None: that is not known.
+        admission: under which name room is kept for the rows, where tasks have limits.
 
     Raises:
         InputError: a sample or a key is named twice.
@@ -75,10 +76,15 @@ class Write:
     overwrite: bool = False
     first_id: int | None = None
     task: str | None = None
+    admission: str | None = None
 
     def __post_init__(self) -> None:
         _require_distinct("Samples", self.ids or ())
         _require_distinct("Keys", self.keys or ())
+
+    def within(self, admission: str | None) -> Write:
+        """It with the room that is kept for it."""
+        return self if admission is None else replace(self, admission=admission)
 
     def part(self, first: int, stop: int) -> Write:
         """These rows of it, without blocks."""
@@ -142,7 +148,8 @@ class Wanted:
             are consumed at once.
         max_deliveries: leased deliveries after which a sample is set aside.
         draw: a name under which the claim is remembered: whoever asks for it again gets the same
-            samples. Of at most ``ROWS_PER_DRAW`` samples.
+            samples.
+        whole: what the draws are called that are made together; None: it is made alone.
         waiter: a name for this call while it waits, and how many seconds it will; None: it does
             not.
     """
@@ -154,6 +161,7 @@ class Wanted:
     lease_s: float | None = None
     max_deliveries: int = 5
     draw: str | None = None
+    whole: str | None = None
     waiter: tuple[str, float] | None = None
 
 
@@ -189,6 +197,8 @@ class NotEnough:
             None: nobody said how many will be made.
         complete: all samples of the partition are made.
         retry_s: seconds until a lease of the task runs out; None: there is none.
+        limit: how many samples the task may leave unconsumed; None: as many as it likes.
+        missing: of the draws that were asked about, those that were not made yet.
     """
 
     exists: bool
@@ -198,6 +208,45 @@ class NotEnough:
     left: int | None = None
     complete: bool = False
     retry_s: float | None = None
+    limit: int | None = None
+    missing: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """A task has left so many samples unconsumed that a put has to wait.
+
+    Attributes:
+        task: which.
+        limit: how many it may.
+        unconsumed: how many it has left, those included that it holds with a lease.
+        held: those.
+        event: what to wait behind.
+        retry_s: seconds until room that is kept for another put comes back at the latest; None:
+            none is kept.
+    """
+
+    task: str
+    limit: int
+    unconsumed: int
+    held: int
+    event: str
+    retry_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Whether a put may make new rows.
+
+    Attributes:
+        limited: whether any task has a limit.
+        full: what stands in the way; None: room is kept for it.
+        freed: handles of blocks that samples had which made room: their bytes are to be freed.
+    """
+
+    limited: bool
+    full: Full | None
+    freed: list[str]
 
 
 @dataclass(frozen=True, slots=True)

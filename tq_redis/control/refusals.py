@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tq_redis.control.keys import decode
+from tq_redis.control.records import Full
 from tq_redis.control.replies import ExpectReply, ProduceReply
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
     DeadlineError,
     FieldNotFoundError,
+    InputError,
     LeaseLostError,
     NotReadyError,
     PartitionEndedError,
+    PartitionFullError,
     PartitionNotFoundError,
     SampleNotFoundError,
     SchemaConflictError,
@@ -105,6 +108,54 @@ def cannot_expect(partition: str, samples: int | None, reply: ExpectReply) -> Pa
         f"Partition {partition!r} cannot expect {samples} samples: {reply.made} are made, "
         f"and {why}.",
         partition=partition,
+    )
+
+
+def limit_too_small(
+    partition: str, task: str, samples: int | None, consumer: str, count: int
+) -> InputError:
+    """A limit under which a consumer that waits would wait for ever."""
+    return InputError(
+        f"Task {task!r} cannot be limited to {samples} samples of partition {partition!r}: "
+        f"consumer {consumer!r} waits for {count}. Allow at least as many.",
+        partition=partition,
+    )
+
+
+def batch_over_limit(partition: str, task: str, count: int, limit: int) -> InputError:
+    """A batch that can never be filled under the task's limit."""
+    return InputError(
+        f"Task {task!r} asked for {count} samples of partition {partition!r}, but its limit lets "
+        f"only {limit} be there for it. Ask for fewer, or raise the limit with limit().",
+        partition=partition,
+    )
+
+
+def more_than_limit(partition: str, task: str, rows: int, limit: int) -> InputError:
+    """A put that a limit never lets through."""
+    return InputError(
+        f"A put of {rows} new samples is more than the {limit} that task {task!r} may leave "
+        f"unconsumed in partition {partition!r}. Put fewer at a time, or raise the limit with "
+        f"limit().",
+        partition=partition,
+    )
+
+
+def full(
+    partition: str, rows: int, found: Full, hint: str, deadline: Deadline
+) -> PartitionFullError:
+    """A put waited in vain for a task to consume samples."""
+    held = f" ({found.held} of them held with a lease)" if found.held else ""
+    return PartitionFullError(
+        f"A put of {rows} new samples waited {deadline.seconds:g} s for room in partition "
+        f"{partition!r}: task {found.task!r} has {found.unconsumed} samples{held} that it has not "
+        f"consumed, and its limit is {found.limit}.{hint} None of them was written. Consume, "
+        f"acknowledge or clear samples, raise the limit with limit(), or wait longer.",
+        task=found.task,
+        limit=found.limit,
+        unconsumed=found.unconsumed,
+        partition=partition,
+        deadline=deadline.seconds,
     )
 
 

@@ -42,7 +42,7 @@ class AsideReply(Reply, frozen=True):
 
 
 class ShortReply(AsideReply, frozen=True):
-    """``left`` and ``retry`` are -1 where nothing is known or there is nothing."""
+    """``left``, ``retry`` and ``limit`` are -1 where nothing is known or there is nothing."""
 
     ready: int = 0
     groups: int = 0
@@ -50,6 +50,8 @@ class ShortReply(AsideReply, frozen=True):
     left: int = -1
     complete: bool = False
     retry: int = -1
+    limit: int = -1
+    missing: list[str] = []
 
 
 class ClaimReply(ShortReply, frozen=True):
@@ -57,6 +59,12 @@ class ClaimReply(ShortReply, frozen=True):
     field: str = ""
     schema: list[str] = []
     tags: list[tuple[str, list[str]]] = []
+
+
+class RecallReply(ClaimReply, frozen=True):
+    parts: int = 1
+    by: str = ""
+    waits: bool = False
 
 
 class ListReadyReply(ShortReply, frozen=True):
@@ -79,6 +87,27 @@ class ResetReply(Reply, frozen=True):
 class ExpectReply(Reply, frozen=True):
     created: bool = False
     made: int = 0
+
+
+class LimitReply(Reply, frozen=True):
+    """``count`` and ``consumer``: who waits for more samples than a task might leave."""
+
+    created: bool = False
+    count: int = 0
+    consumer: str = ""
+
+
+class AdmitReply(ProduceReply, frozen=True):
+    """``evicted``: by task, with how many it lost so far. ``retry`` is -1 where no room comes back
+    by itself."""
+
+    evicted: list[tuple[str, list[int], int]] = []
+    task: str = ""
+    limit: int = 0
+    unconsumed: int = 0
+    held: int = 0
+    event: str = "0-0"
+    retry: int = -1
 
 
 class LocateReply(Reply, frozen=True):

@@ -11,6 +11,7 @@ from typing import Literal
 Verb = Literal[
     "produce",
     "claim",
+    "recall",
     "list_ready",
     "ack",
     "release",
@@ -18,6 +19,8 @@ Verb = Literal[
     "cancel",
     "reset_consumption",
     "expect",
+    "limit",
+    "admit",
     "locate",
     "describe",
     "list_changes",
@@ -34,7 +37,17 @@ Verb = Literal[
 
 
 # Put in front of every verb, in this order: each uses what stands before it.
-LIBRARY = ("prelude", "cells", "ready", "lifetime", "trash", "claims")
+LIBRARY = (
+    "prelude",
+    "cells",
+    "ready",
+    "lifetime",
+    "trash",
+    "limits",
+    "claims",
+    "draws",
+    "forget",
+)
 
 
 @dataclass(frozen=True, slots=True)

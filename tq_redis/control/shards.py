@@ -92,8 +92,10 @@ class Shards:
             return []
         return await self.shard_of(commands[0][1]).commands(*commands, deadline=deadline)
 
-    async def wait_for_event(self, stream: str, after: str, deadline: Deadline) -> None:
-        await self.shard_of(stream).wait_for_event(stream, after, deadline)
+    async def wait_for_event(
+        self, stream: str, after: str, deadline: Deadline, **kinds: frozenset[bytes]
+    ) -> None:
+        await self.shard_of(stream).wait_for_event(stream, after, deadline, **kinds)
 
     async def check_server(
         self, deadline: Deadline, *, namespace: str | None = None, own: bool = False

@@ -66,6 +66,24 @@ class Snapshots(Namespace):
         Items are packed: of a hash name, value, ...; of a sorted set member, score, ...; of a set
         its members. An item may come twice.
         """
+        server = await self._server(partition, deadline)
+        while True:
+            async for page in self._pages(partition, deadline):
+                yield page
+            before, server = server, await self._server(partition, deadline)
+            if server == before:
+                return
+            # Cursors of one server mean nothing to the next: pages may lack what neither gave.
+
+    async def _server(self, partition: str, deadline: Deadline) -> tuple[str | None, int]:
+        """What tells the server with the partition from one that takes over, or gets its slot."""
+        shard = self._shard(partition)
+        life = await shard.life_of_server(self.keys.summary(partition), deadline)
+        return life, shard.changes
+
+    async def _pages(
+        self, partition: str, deadline: Deadline
+    ) -> AsyncIterator[tuple[str, str, msgspec.Raw]]:
         listing = await self._run("snapshot", partition, {}, SnapshotReply, deadline)
         for suffix, kind in listing.keys:
             arguments: dict[str, Any] = {"suffix": suffix, "type": kind, "count": _ENTRIES_PER_PAGE}
@@ -120,14 +138,19 @@ class Snapshots(Namespace):
         lifetime_s: int,
         deadline: Deadline,
         *,
+        number: int,
         handles: Sequence[str] = (),
-    ) -> None:
+    ) -> bool:
         """Write a page of state, as :meth:`snapshot` gives it, beside the partition.
 
         Args:
             token: names the load.
             lifetime_s: after so many seconds without another page, the key is removed.
+            number: of the page among those of the load and the partition, from 1 on.
             handles: blocks that the items name; until then, nobody takes them for orphans.
+
+        Returns:
+            False: pages before this one are gone, with a server that was replaced.
         """
         arguments = {
             "token": token,
@@ -135,30 +158,33 @@ class Snapshots(Namespace):
             "type": kind,
             "items": items,
             "lifetime": lifetime_s,
+            "number": number,
             "handles": handles,
         }
-        await self._run("stage", partition, arguments, Reply, deadline)
+        return (await self._run("stage", partition, arguments, Reply, deadline)).code == "ok"
 
     async def unstage(
         self, partition: str, token: str, suffixes: Sequence[str], deadline: Deadline
     ) -> None:
         """Remove what :meth:`stage` wrote."""
         names = [self.keys.staged(partition, token, suffix) for suffix in suffixes]
-        await self.connection.command(
-            "UNLINK", *names, self.keys.loading(partition), deadline=deadline
-        )
+        names += [self.keys.staged_pages(partition, token), self.keys.loading(partition)]
+        await self.connection.command("UNLINK", *names, deadline=deadline)
 
     async def activate(
-        self, partition: str, token: str, suffixes: Sequence[str], deadline: Deadline
+        self, partition: str, token: str, suffixes: Sequence[str], pages: int, deadline: Deadline
     ) -> list[str] | None:
         """Put what was staged in the place of the partition, in one step.
 
+        Args:
+            pages: how many were staged.
+
         Returns:
-            The generations whose blocks are to be freed; None: staged keys have expired, and
-            nothing was done.
+            The generations whose blocks are to be freed; None: some of what was staged is gone,
+            expired or with a server that was replaced, and nothing was done.
         """
         await self._list(partition, deadline)
-        arguments = {"token": token, "suffixes": suffixes}
+        arguments = {"token": token, "suffixes": suffixes, "pages": pages}
         reply = await self._mutate("activate", partition, arguments, ActivateReply, deadline)
         if reply.code == "ok":
             return reply.trash

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import msgspec
 
 from tq_redis.control.keys import decode
+from tq_redis.control.limits import WhenFull
 from tq_redis.control.plane import ControlPlane
 from tq_redis.deadline import Deadline
 
@@ -28,6 +29,18 @@ class Waiter(msgspec.Struct, frozen=True):
     waited_s: float
 
 
+class TaskLimit(msgspec.Struct, frozen=True):
+    """How many samples a task may leave unconsumed.
+
+    Attributes:
+        samples: so many.
+        when_full: what a put does that brings more: ``wait``, or ``evict`` the oldest.
+    """
+
+    samples: int
+    when_full: WhenFull
+
+
 class TaskStanding(msgspec.Struct, frozen=True):
     """How far one task is.
 
@@ -38,6 +51,9 @@ class TaskStanding(msgspec.Struct, frozen=True):
         ready: how many samples can be claimed now, per set of fields (joined by ``, ``) that a
             consumer has asked for.
         waiters: who waits, longest first.
+        limit: how many samples it may leave unconsumed; None: as many as it likes.
+        unconsumed: how many it has left, those included that it holds with a lease.
+        evicted: samples that were cleared so far because it was at its limit.
     """
 
     consumed: int
@@ -45,6 +61,9 @@ class TaskStanding(msgspec.Struct, frozen=True):
     set_aside: int
     ready: dict[str, int]
     waiters: list[Waiter]
+    limit: TaskLimit | None
+    unconsumed: int
+    evicted: int
 
 
 class Standing(msgspec.Struct, frozen=True):
@@ -102,14 +121,17 @@ async def standing_of(control: ControlPlane, partition: str, deadline: Deadline)
         *(("ZCARD", control.keys.ready(partition, name.decode())) for name in names),
         deadline=deadline,
     )
+    limits = _limits(summary)
+    evicting = [task for task, limit in limits.items() if limit.when_full == "evict"]
     ready: dict[str, dict[str, int]] = {}
     for name, size in zip(names, sizes, strict=True):
         index = msgspec.json.decode(indexes[name], type=_Index)
-        fields = ", ".join(map(decode, index.fields))
-        ready.setdefault(decode(index.task), {})[fields] = size
+        task, fields = decode(index.task), ", ".join(map(decode, index.fields))
+        if fields or task not in evicting:  # else it lists what can be evicted
+            ready.setdefault(task, {})[fields] = size
     waiting = _waiting(waiters, time.time() * 1000)
     counts = {name: value for name, value in summary.items() if isinstance(value, int)}
-    tasks = sorted(ready.keys() | waiting.keys())
+    tasks = sorted(ready.keys() | waiting.keys() | limits.keys())
     return Standing(
         samples=counts["samples"],
         made=counts.get("made", 0),
@@ -128,10 +150,21 @@ async def standing_of(control: ControlPlane, partition: str, deadline: Deadline)
                 counts.get(f"set_aside:{task}", 0),
                 ready.get(task, {}),
                 waiting.get(task, []),
+                limits.get(task),
+                counts["samples"]
+                - counts.get(f"consumed:{task}", 0)
+                - counts.get(f"set_aside:{task}", 0),
+                counts.get(f"evicted:{task}", 0),
             )
             for task in tasks
         },
     )
+
+
+def _limits(summary: Mapping[str, int | str]) -> dict[str, TaskLimit]:
+    text = summary.get("limits")
+    found = msgspec.json.decode(text, type=dict[str, TaskLimit]) if isinstance(text, str) else {}
+    return {decode(task): limit for task, limit in found.items()}
 
 
 def _waiting(found: Mapping[bytes, bytes], now: float) -> dict[str, list[Waiter]]:

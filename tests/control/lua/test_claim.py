@@ -109,7 +109,7 @@ async def test_indexes_of_one_task_do_not_undo_each_other(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two consumers that ask differently, on a partition that takes many steps to index."""
-    monkeypatch.setattr("tq_redis.control.claims._CELLS_PER_BUILD", 6)
+    monkeypatch.setattr("tq_redis.control.asking._CELLS_PER_BUILD", 6)
     ids = (await plane.produce("p", write(20, ["x", "y"]), soon())).ids
     done: set[str] = set()
     for number in range(10):
@@ -174,7 +174,7 @@ async def test_rows_may_change_while_an_index_is_built(
 async def test_an_index_in_many_steps(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, group_size: int
 ) -> None:
-    monkeypatch.setattr("tq_redis.control.claims._CELLS_PER_BUILD", 12)
+    monkeypatch.setattr("tq_redis.control.asking._CELLS_PER_BUILD", 12)
     groups = [f"g{i % 5}" for i in range(20)]
     await plane.produce("p", write(20, ["x"], groups=groups), soon())
     got = await claim(plane, 20, group_size=group_size)

@@ -39,6 +39,7 @@ WRITERS: dict[str, Call] = {
     "reset": lambda plane, ids, claim: plane.reset_consumption("p", "t", soon()),
     "expect": lambda plane, ids, claim: plane.expect("p", 99, soon()),
     "end": lambda plane, ids, claim: plane.expect("p", None, soon()),
+    "limit": lambda plane, ids, claim: plane.limit("p", "t", 99, "wait", soon()),
     "mark_lost": lambda plane, ids, claim: plane.mark_lost("p", ids, ["x"], ["gone"], soon()),
     "clear samples": lambda plane, ids, claim: plane.clear_samples("p", ids[:1], soon()),
     "clear partition": lambda plane, ids, claim: plane.clear_partition("p", soon()),

@@ -19,8 +19,8 @@ async def ready(plane: ControlPlane, **wanted: object) -> Ready | None:
 async def test_all_that_is_ready_in_pages(
     plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tq_redis.control.claims.ROWS_PER_PAGE", 3)
-    monkeypatch.setattr("tq_redis.control.claims._CELLS_PER_BUILD", 6)
+    monkeypatch.setattr("tq_redis.control.claims.ROWS_PER_CLAIM", 3)
+    monkeypatch.setattr("tq_redis.control.asking._CELLS_PER_BUILD", 6)
     groups = ["", "=", "a:b", "", "c", "d", "e"]
     tags = [{"n": n} for n in range(7)]
     ids = (await plane.produce("p", write(7, ["x"], groups=groups, tags=tags), soon())).ids

@@ -113,6 +113,6 @@ class _Balanced(samplers.SeqlenBalancedSampler):
     def __init__(self, rule: SeqlenBalancedSampler) -> None:
         super().__init__(rule.n_samples_per_prompt, rule.dp_size)
 
-    def shares(self, ready: samplers.Ready, batch_size: int) -> list[list[int]]:
-        rule = SeqlenBalancedSampler(self.n_samples_per_prompt, self.dp_size)
+    def shares(self, ready: samplers.Ready, batch_size: int, ranks: int) -> list[list[int]]:
+        rule = SeqlenBalancedSampler(self.n_samples_per_prompt, ranks)
         return rule.shares(ready.ids, batch_size, dict(zip(ready.ids, ready.tags, strict=True)))

@@ -2,6 +2,8 @@
 -- ARGV     request (of the claim), request_ttl, idle_ttl, task,
 --          claim (number), ids (ranges): what the claim answered, where the caller knows it; else
 --          they are read in the reply that Redis keeps for a while
+--          whole, by: of a draw that was being made in pieces, of which this is one: all come back,
+--          unless the draw is published
 -- Returns  code ok: rows (given back)
 local waiting = frozen()
 if waiting then
@@ -12,8 +14,14 @@ reply = reply and cmsgpack.unpack(reply)
 even_when_full()
 -- A claim that arrives behind this one finds this as its reply, and does nothing.
 finish({ code = 'cancelled' })
-local number, ids = args.claim, nil
-if number then
+local task, number, ids = args.task, args.claim, nil
+if args.whole then
+  local begun = begun_draw(task, args.whole)
+  if begun and begun.by == args.by then
+    abandon_draw(task, args.whole, begun)
+  end
+  return cmsgpack.pack({ code = 'ok', rows = 0 })
+elseif number then
   ids = expand(args.ids)
 elseif reply and reply.code == 'ok' then
   number, ids = reply.claim, {}
@@ -23,7 +31,6 @@ elseif reply and reply.code == 'ok' then
 else
   return cmsgpack.pack({ code = 'ok', rows = 0 })
 end
-local task = args.task
 number = string.format('%d', number)
 local mine = held(task, number, ids, 'leased', 'consumed')
 if #mine == 0 then

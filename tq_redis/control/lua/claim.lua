@@ -9,14 +9,21 @@
 --          optional waiter {id, milliseconds that it will wait for samples}
 --          optional draw: a name under which the claim is remembered; whoever asks for that name
 --          again gets the same rows
+--          optional whole (with draw): what the draws are called that are made together
 --          optional shares ({draw, ids (ranges)}, ...): parts of `ids` that other draws will get
+--          optional making {by (a name for who makes it), first, last, hold (milliseconds)}: this is a
+--          piece of a draw that is too large for one call; all are held until the last one is there,
+--          which publishes the draw (see recall), and come back if that does not happen
 -- Returns  code ok: claim (its number), ids (ascending, or group by group), schema (JSON per field),
---          tags ({name, JSON or '' per row}, ...), aside (rows set aside meanwhile)
+--          tags ({name, JSON or '' per row}, ...), aside (rows set aside meanwhile); of these a
+--          piece has aside alone
 --          code short: ready (samples that could be claimed), groups, event (wait after this one),
 --          left (samples that can still come; -1: not known), complete (all of them are made),
 --          retry (milliseconds until a lease runs out; -1: there is none), aside
 --          code taken (ids): of the rows chosen, those that another consumer has got
 --          code again: call again, there was too much to do for one call
+--          code drawn: the draw was made in pieces already; recall gives it
+--          code lost: the draw's pieces have come back
 --          code no_partition: event; code unknown (ids): rows of the draw were cleared
 --          code not_ready (field, ids): rows of the draw lack a field
 local replayed = replay()
@@ -29,6 +36,8 @@ if not partition_exists() then
 end
 local task, leased = args.task, args.lease > 0
 
+local making, begun = args.making, nil
+
 local function answer(number, ids)
   local numbers = {}
   for i = 1, #ids do
@@ -39,15 +48,11 @@ local function answer(number, ids)
     schema = lookup('HMGET', key('schema'), args.fields), aside = set_aside })
 end
 
--- The claim's time runs from now on: its rows are delivered.
-local function deliver(number, ids)
-  redis.call('ZADD', key('leases', task), lease_clock() + args.lease, number)
-  count_deliveries(task, ids, 1)
-end
-
-local function remember(draw, number, ids)
-  redis.call('HSET', key('draws', task), draw,
-    cjson.encode({ claim = tonumber(number), ids = to_ranges(ids) }))
+-- Too few rows for a piece: those before it go back too.
+local function give_up()
+  if making and not making.first then
+    abandon_draw(task, args.whole, begun)
+  end
 end
 
 -- The rows of those shares whose draw was not made, or was forgotten since its lease ran out. A rank
@@ -66,52 +71,32 @@ local function open_shares()
   return rows
 end
 
-local function next_number()
-  return string.format('%d', redis.call('HINCRBY', P, 'claims', 1))
-end
-
-local function keep_claim(number, ids, draw)
-  save_claim(task, number, { ids = to_ranges(ids), rows = #ids, lease = args.lease,
-    limit = args.limit, consumer = args.consumer, draw = draw })
-end
-
 if not prepared_index() then
   return cmsgpack.pack({ code = 'again', aside = set_aside })
 end
 
--- 1. Was it drawn before?
-local drawn = args.draw and recall_draw(task, args.draw)
-if drawn then
-  local number, ids = string.format('%d', drawn.claim), expand(drawn.ids)
-  local _, missing = known_and_unknown(ids)
-  if #missing > 0 then
-    return refuse('unknown', missing)
+-- 1. Was it drawn before, or is somebody about to?
+if making and not making.first then
+  begun = begun_draw(task, args.whole)
+  if not begun or begun.by ~= making.by then
+    return cmsgpack.pack({ code = 'lost', aside = set_aside })
   end
-  for _, field in ipairs(args.fields) do -- whoever drew may have asked for others
-    local cells, lacking = lookup('HMGET', key('field', field), ids), {}
-    for i = 1, #ids do
-      lacking[#lacking + 1] = not cells[i] and ids[i] or nil
+elseif args.draw then
+  local drawn, number, ids = recall_draw(task, args.draw, 1)
+  if drawn and (making or #drawn.claims > 1) then
+    return cmsgpack.pack({ code = 'drawn', aside = set_aside })
+  elseif drawn then
+    local refusal = unfit(ids)
+    if refusal then
+      return refusal
     end
-    if #lacking > 0 then
-      return refuse('not_ready', lacking, { field = field })
-    end
+    take_share(task, args.draw, drawn, number, ids)
+    return answer(number, ids)
+  elseif begun_draw(task, args.whole) then
+    note_waiter()
+    return standing({ code = 'short', ready = 0, groups = 0 })
   end
-  local claim = claim_of(task, number)
-  if claim and not redis.call('ZSCORE', key('leases', task), number) then
-    -- A share whose rank asks for the first time.
-    if leased then
-      claim.lease, claim.limit = args.lease, args.limit
-      save_claim(task, number, claim)
-      deliver(number, ids)
-    else
-      count('leased', task, -#ids)
-      count('consumed', task, #ids)
-      record_all(task, ids, 'consumed:' .. number .. ':' .. args.consumer)
-      end_claim(task, number)
-    end
-    taken_event('claim', task, #ids)
-  end
-  return answer(number, ids)
+  begun = making and { by = making.by, shares = {} }
 end
 
 -- 2. Choose: what a sampler chose, or the lowest ids, or the groups with the lowest ready ids.
@@ -126,7 +111,8 @@ if args.ids then
       taken[#taken + 1] = ids[i]
     end
   end
-  if #taken > 0 or #ids == 0 then
+  if #taken > 0 or (#ids == 0 and not making) then
+    give_up()
     return refuse('taken', taken, { aside = set_aside })
   end
   call('ZREM', ready, ids)
@@ -134,6 +120,7 @@ else
   local waiting = redis.call('ZCARD', ready)
   local groups = size > 0 and tonumber(redis.call('HGET', key('ready', name, 'count'), ':whole')) or 0
   if (size == 0 and waiting or groups * size) < args.need then
+    give_up()
     note_waiter()
     return standing({ code = 'short', ready = waiting, groups = groups })
   end
@@ -163,30 +150,46 @@ for other, definition in pairs(indexes()) do
   end
 end
 
--- 3. Record it. Shares of others are held without a lease until their ranks ask for them.
-local own, number = ids, next_number()
-if args.draw and not args.shares then
-  remember(args.draw, number, own)
+-- 3. Record it: as a piece, or with the shares of others held until their ranks ask for them.
+if making then
+  for _, share in ipairs(args.shares or { { args.draw, to_ranges(ids) } }) do
+    local name, numbers = share[1], begun.shares[share[1]] or {}
+    numbers[#numbers + 1] = hold_share(task, name, expand(share[2]), making)
+    begun.shares[name] = numbers
+  end
+  taken_event('claim', task, #ids)
+  if making.last then
+    publish_draws(task, args.whole, begun)
+  else
+    set_leases(task, numbers_of(begun), making.hold)
+    redis.call('HSET', key('making', task), args.whole, cjson.encode(begun))
+  end
+  touch()
+  return finish({ code = 'ok', aside = set_aside })
 end
+local own, number = ids, next_number()
 for _, share in ipairs(args.shares or {}) do
   local draw, rows = share[1], expand(share[2])
   if draw == args.draw then
     own = rows
-    remember(draw, number, rows)
   else
-    local theirs = next_number()
-    remember(draw, theirs, rows)
-    keep_claim(theirs, rows, draw)
-    record_all(task, rows, 'leased:' .. theirs .. ':' .. args.consumer)
-    count('leased', task, #rows)
+    local numbers = { hold_share(task, draw, rows) }
+    save_draw(task, draw, { claims = numbers, waits = true })
+    set_leases(task, numbers, args.lease)
   end
+end
+if args.draw then
+  redis.call('HSET', key('drawn', task), number, cjson.encode(to_ranges(own)))
+  save_draw(task, args.draw, { claims = { number } })
 end
 local state = leased and 'leased' or 'consumed'
 record_all(task, own, state .. ':' .. number .. ':' .. args.consumer)
 count(state, task, #own)
 if leased then
-  keep_claim(number, own, args.draw)
-  deliver(number, own)
+  save_claim(task, number, { ids = to_ranges(own), rows = #own, lease = args.lease,
+    limit = args.limit, consumer = args.consumer, draw = args.draw })
+  set_leases(task, { number }, args.lease)
+  count_deliveries(task, own, 1)
 end
 taken_event('claim', task, #own)
 return answer(number, own)

@@ -8,18 +8,19 @@
 --          schema: {field, JSON, field, JSON, ...}
 --          tags: {{name, JSON per row...}}; an empty string leaves that row's tag as it is
 --          optional task: who wrote the blocks
+--          optional admission: the name under which room for new rows is kept (see admit)
 -- Returns  code ok: ids (ranges), freed (handles to free), created (the partition is new),
 --          blocks (the number of each)
 --          nothing was written: code no_partition | gone (an earlier step's block) | unknown
 --          (ids) | conflict (field, old, new, ids) | ended (made) | unexpected (made, expected,
---          more): no such new rows are to come
+--          more): no such new rows are to come | limited: no room is kept for so many new rows
 local replayed = replay()
 if replayed then
   return replayed
 end
 
 -- 1. Which rows? `fresh` are the positions of those to be made.
-local ids, fresh = nil, {}
+local ids, fresh, limited = nil, {}, false
 if args.ids then
   if not partition_exists() then
     return cmsgpack.pack({ code = 'no_partition' })
@@ -44,12 +45,15 @@ else
 end
 local all_fresh = #fresh == #ids
 if #fresh > 0 then
-  local made, expected, ended = unpack(redis.call('HMGET', P, 'made', 'expected', 'ended'))
-  made, expected = tonumber(made or 0), tonumber(expected or nil)
-  if ended then
-    return refuse('ended', {}, { made = made })
-  elseif expected and made + #fresh > expected then
-    return refuse('unexpected', {}, { made = made, expected = expected, more = #fresh })
+  local made, expected, ended
+  made, expected, ended, limited =
+    unpack(redis.call('HMGET', P, 'made', 'expected', 'ended', 'limits'))
+  local refusal = not_to_come(#fresh, made, expected, ended)
+  if not refusal and limited and room_of(args.admission) < #fresh then
+    refusal = cmsgpack.pack({ code = 'limited' })
+  end
+  if refusal then
+    return refusal
   end
 end
 
@@ -121,6 +125,9 @@ if #fresh > 0 then
   set_rows(key('group'), group)
   redis.call('HINCRBY', P, 'samples', #fresh)
   redis.call('HINCRBY', P, 'made', #fresh)
+  if limited then
+    use_room(args.admission, #fresh)
+  end
 end
 
 -- 4. Columns: locators (the same for all fields of a block), live cells, counters.

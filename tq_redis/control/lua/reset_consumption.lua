@@ -15,7 +15,7 @@ local task, upto = args.task, args.upto
 if args.after == 0 then
   upto = tonumber(redis.call('HGET', P, 'claims') or 0)
   redis.call('UNLINK', key('claims', task), key('leases', task), key('deliveries', task),
-    key('draws', task))
+    key('draws', task), key('drawn', task), key('making', task))
 end
 local page = redis.call('ZRANGEBYSCORE', key('samples'), string.format('(%d', args.after), '+inf',
   'LIMIT', 0, args.rows)

@@ -76,7 +76,8 @@ local function return_rows(task, number, claim, ids)
   drop_records(task, ids)
   local counts, again, aside = lookup('HMGET', key('deliveries', task), ids), {}, {}
   for i = 1, #ids do
-    local list = tonumber(counts[i] or 0) >= claim.limit and aside or again
+    local delivered = not claim.waits and tonumber(counts[i] or 0)
+    local list = delivered and delivered >= claim.limit and aside or again
     list[#list + 1] = ids[i]
   end
   give_back(task, again)
@@ -87,10 +88,16 @@ local function return_rows(task, number, claim, ids)
   end
 end
 
--- {ids (ranges), rows (still held), lease (ms), limit, consumer, draw}, or nil when it has ended.
+-- {ids (ranges), rows (still held), lease (ms), limit, consumer, draw, waits (a share of a draw that
+-- its rank has not taken yet: no delivery), whole, by (the draw in the making that it is a piece of)},
+-- or nil when it has ended.
 local function claim_of(task, number)
   local text = redis.call('HGET', key('claims', task), number)
   return text and cjson.decode(text)
+end
+
+local function next_number()
+  return string.format('%d', redis.call('HINCRBY', P, 'claims', 1))
 end
 
 local function save_claim(task, number, claim)
@@ -112,28 +119,73 @@ local function shrink_claim(task, number, claim, rows)
   end
 end
 
--- A draw is forgotten with its claim, so that its ranks draw anew, all of them.
-local function forget_draw(task, number, claim)
-  local drawn = claim.draw and redis.call('HGET', key('draws', task), claim.draw)
-  if drawn and cjson.decode(drawn).claim == tonumber(number) then
-    redis.call('HDEL', key('draws', task), claim.draw)
+-- Let the leases of claims run out now: whoever asks next takes their rows back.
+local function run_out(task, numbers)
+  local entries, now = {}, lease_clock()
+  for _, number in ipairs(numbers) do
+    if redis.call('HEXISTS', key('claims', task), number) == 1 then
+      entries[#entries + 1], entries[#entries + 2] = now, number
+    end
   end
+  call('ZADD', key('leases', task), entries)
 end
 
--- {claim (number), ids (ranges)} of a draw that was made. It is forgotten, and nil, if bytes were lost
--- since and its task is to work on some of its rows again.
-local function recall_draw(task, name)
+-- {by (a name for who makes it), shares (draw -> claim numbers)} of a draw that is being made in
+-- pieces, or nil.
+local function begun_draw(task, whole)
+  local text = redis.call('HGET', key('making', task), whole)
+  return text and cjson.decode(text)
+end
+
+local function numbers_of(begun)
+  local numbers = {}
+  for _, theirs in pairs(begun.shares) do
+    for _, number in ipairs(theirs) do
+      numbers[#numbers + 1] = number
+    end
+  end
+  return numbers
+end
+
+-- A draw in the making ends unmade.
+local function abandon_draw(task, whole, begun)
+  local numbers = numbers_of(begun)
+  run_out(task, numbers)
+  call('HDEL', key('drawn', task), numbers)
+  redis.call('HDEL', key('making', task), whole)
+  event('release', 'task', task)
+end
+
+-- {claims (numbers), by (who made it, if that was in pieces), waits (its rank has not asked for it
+-- yet)}, or nil.
+local function draw_of(task, name)
   local text = redis.call('HGET', key('draws', task), name)
-  local drawn = text and cjson.decode(text)
-  if not drawn or redis.call('HEXISTS', P, 'lost') == 0 then
-    return drawn
+  return text and cjson.decode(text)
+end
+
+-- A draw is forgotten with any of its claims, so that its ranks draw anew, all of them. What they
+-- have not taken of it comes back.
+local function forget_draw(task, number, claim)
+  if not claim.draw then
+    return
   end
-  local known = known_and_unknown(expand(drawn.ids))
-  local _, again = held(task, string.format('%d', drawn.claim), known, 'leased', 'consumed')
-  if #again == 0 then
-    return drawn
+  local begun = claim.whole and begun_draw(task, claim.whole)
+  if begun and begun.by == claim.by then
+    abandon_draw(task, claim.whole, begun)
   end
-  redis.call('HDEL', key('draws', task), name)
+  redis.call('HDEL', key('drawn', task), number)
+  local drawn, mine, waiting = draw_of(task, claim.draw), false, {}
+  for _, other in ipairs(drawn and drawn.claims or {}) do
+    mine = mine or other == number
+    if not redis.call('ZSCORE', key('leases', task), other) then
+      waiting[#waiting + 1] = other
+    end
+  end
+  if mine then
+    run_out(task, waiting)
+    call('HDEL', key('drawn', task), drawn.claims)
+    redis.call('HDEL', key('draws', task), claim.draw)
+  end
 end
 
 -- A task's work on rows was lost: whoever consumed or holds them, they may be claimed again. Returns
@@ -157,8 +209,8 @@ local function work_again(task, ids)
   end
   for number, part in pairs(by_claim) do
     local claim = claim_of(task, number)
-    -- A share that no rank has asked for yet is still to be worked on.
-    local list = claim and not redis.call('ZSCORE', key('leases', task), number) and again or open
+    -- A share that its rank has not taken yet is still to be worked on.
+    local list = claim and claim.waits and again or open
     for _, id in ipairs(part.rows) do
       list[#list + 1] = id
     end
@@ -180,12 +232,11 @@ end
 local function expire_due(task, most)
   local due = redis.call('ZRANGEBYSCORE', key('leases', task), '-inf', lease_clock(),
     'LIMIT', 0, DUE_CLAIMS)
-  local rows, more = 0, #due == DUE_CLAIMS
+  local rows = 0
   for i, number in ipairs(due) do
     local claim = claim_of(task, number)
     rows = rows + claim.rows
     if i > 1 and rows > most then
-      more = true
       break
     end
     local mine = held(task, number, expand(claim.ids), 'leased')
@@ -194,10 +245,11 @@ local function expire_due(task, most)
     forget_draw(task, number, claim)
     event('expire', 'task', task, 'rows', #mine)
   end
-  if #due > 0 then
-    touch() -- keys of indexes that were empty are made anew
+  if #due == 0 then
+    return false
   end
-  return more
+  touch() -- keys of indexes that were empty are made anew
+  return redis.call('ZCOUNT', key('leases', task), '-inf', lease_clock()) > 0
 end
 
 -- Milliseconds until a lease of the task runs out; -1: there is none.
@@ -234,14 +286,11 @@ local function taken_event(kind, task, rows)
   end
 end
 
--- The index that a task asks for, built once, a bounded piece a call; false: call again.
-local function prepared_index()
-  if expire_due(args.task, args.build) then
-    return false
-  end
-  local known, name = indexes(), args.index
-  local index = known[name] or { task = args.task, fields = args.fields,
-    group_size = args.group_size, built = 0, done = false }
+-- An index, made if it is new and built once, a bounded piece a call; false: call again.
+local function built(name, task, fields, group_size)
+  local known = indexes()
+  local index = known[name] or { task = task, fields = fields, group_size = group_size, built = 0,
+    done = false }
   if not index.done then
     local ids = redis.call('ZRANGEBYSCORE', key('samples'),
       string.format('(%d', index.built), '+inf', 'LIMIT', 0, args.build)
@@ -255,11 +304,18 @@ local function prepared_index()
   return index.done
 end
 
+-- The index that a task asks for; false: call again.
+local function prepared_index()
+  return not expire_due(args.task, args.build)
+    and built(args.index, args.task, args.fields, args.group_size)
+end
+
 -- Add to a reply what a consumer that has to wait needs to know.
 local function standing(reply)
   local left, complete = prospect(args.task)
   reply.event, reply.left, reply.complete = last_event(), left or -1, complete or false
   reply.retry, reply.aside = next_expiry(args.task), set_aside
+  reply.limit = limit_of(args.task)
   return cmsgpack.pack(reply)
 end
 

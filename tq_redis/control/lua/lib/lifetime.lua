@@ -4,14 +4,14 @@
 local function partition_keys()
   local names = { P }
   for _, suffix in ipairs({ 'samples', 'schema', 'blocks', 'live', 'freed', 'indexes', 'group',
-      'keys', 'key_of', 'changes', 'tagnames', 'events', 'waiters', 'frozen', 'thaws' }) do
+      'keys', 'key_of', 'changes', 'tagnames', 'events', 'waiters', 'frozen', 'thaws', 'admitted', 'evicted' }) do
     names[#names + 1] = key(suffix)
   end
   for _, field in ipairs(redis.call('HKEYS', key('schema'))) do
     names[#names + 1] = key('field', field)
   end
   for name, index in pairs(indexes()) do
-    for _, suffix in ipairs({ 'task', 'claims', 'leases', 'deliveries', 'draws' }) do
+    for _, suffix in ipairs({ 'task', 'claims', 'leases', 'deliveries', 'draws', 'drawn', 'making' }) do
       names[#names + 1] = key(suffix, index.task)
     end
     names[#names + 1] = key('ready', name)
