@@ -186,7 +186,7 @@ def _beside(measured: Measured, what: str) -> dict[str, Any]:
 
 
 def _one_node(peer: Path | None) -> Sides:
-    settings = RaySettings(object_store_bytes=6 * 10**9)
+    settings = RaySettings(object_store_bytes=4 * 10**9)
     return Sides(peer, guests=[PlainRay.name], others={Memory.name: _FRESH}, settings=settings)
 
 
