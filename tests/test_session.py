@@ -14,14 +14,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import redis
 import torch
 
 import tq_redis as tq
+from tq_redis import instance
 from tq_redis.redis_server import start_server
+from tq_redis.session import is_owner
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that does not answer is given up sooner."""
+    monkeypatch.setattr(instance, "_CONTACT_S", 2.0)
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +53,40 @@ def python(code: str, **environment: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    """What it printed."""
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    return out.strip()
+
+
+TRAINER = """
+    import logging, time, ray, torch
+    ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=False)
+
+    @ray.remote(num_cpus=0)
+    class Runner:
+        def start(self):
+            import tq_redis.compat.transfer_queue as tq
+            from tq_redis.session import is_owner
+            tq.init({{"resume": {state!r} == "resume", "tq_redis": {settings!r}}})
+            found = tq.kv_list("p").get("p", {{}})
+            columns = [tq.kv_batch_get("k", "p")["x"][0].tolist()] if found else ""
+            tq.kv_put("k", "p", {{"x": torch.arange(2.0)}}, {{"n": 1}})
+            return f"{{is_owner()}} {{found}} {{columns}}".strip()
+
+        def close(self):
+            import tq_redis.compat.transfer_queue as tq
+            tq.close()
+
+    runner = Runner.remote()
+    print(ray.get(runner.start.remote()), flush=True)
+    if {state!r} == "killed":
+        time.sleep(600)
+    ray.get(runner.close.remote())
+"""
 
 
 def test_without_settings_an_embedded_server_is_started_and_ended(
@@ -107,7 +150,9 @@ def test_no_such_server_is_said_within_the_deadline(namespace: str) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_server_can_be_checked_before_anything_is_started(redis_url: str) -> None:
+def test_a_server_can_be_checked_before_anything_is_started(
+    redis_url: str, in_a_hurry: None
+) -> None:
     tq.check_server({"redis": {"url": redis_url}})
     tq.check_server()
     with pytest.raises(tq.ServerUnavailableError, match="127.0.0.1:1/0"):
@@ -116,13 +161,15 @@ def test_a_server_can_be_checked_before_anything_is_started(redis_url: str) -> N
         tq.check_server({"rediss": {}})
 
 
-def test_a_server_that_does_not_answer_is_said_within_the_deadline(namespace: str) -> None:
+def test_a_server_that_does_not_answer_is_said_within_the_deadline(
+    namespace: str, in_a_hurry: None
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"redis://127.0.0.1:{silent.getsockname()[1]}/0"
         start = time.monotonic()
         with pytest.raises(tq.ServerUnavailableError):
             tq.init(memory(url, namespace))
-        assert time.monotonic() - start < 15
+        assert time.monotonic() - start < 6
 
 
 def test_a_wrong_password_is_said_at_once(namespace: str) -> None:
@@ -147,7 +194,7 @@ def test_a_server_that_evicts_is_refused(namespace: str) -> None:
 
 
 def test_close_ends_the_rest_when_the_server_is_gone(
-    namespace: str, caplog: pytest.LogCaptureFixture
+    namespace: str, caplog: pytest.LogCaptureFixture, in_a_hurry: None
 ) -> None:
     server = start_server()
     tq.init(memory(server.url, namespace))
@@ -310,6 +357,114 @@ class TestOnRay:
         assert other.returncode == 0, err
         assert json.loads(out) == [["train_1"], 3, [0.0, 1.0, 2.0]]
         assert queue.get_summary("train_1")["samples"] == 3  # it ended nothing
+
+    def test_workers_may_say_what_the_trainer_said(
+        self, queue: tq.Client, redis_url: str, namespace: str
+    ) -> None:
+        import ray
+
+        @ray.remote(num_cpus=0)
+        def work(**settings: Any) -> str:
+            try:
+                tq.init({"redis": {"url": redis_url, "namespace": namespace}, **settings})
+                return str(tq.get_client().get_partition_list())
+            except tq.ConfigError as error:
+                return error.message
+            finally:
+                tq.close()
+
+        queue.put({"x": torch.zeros(1)}, partition_id="p")
+        task: Any = work
+        same, other = ray.get([task.remote(), task.remote(timeout_s=7, data={"units": 1})])
+        assert same == "['p']"
+        assert "data.units is 0, not 1; timeout_s is 60.0, not 7" in other
+        assert queue.get_partition_list() == ["p"]
+
+    @pytest.mark.parametrize("how", ["tq.init(settings)", "drop_in.init({'tq_redis': settings})"])
+    def test_a_second_trainer_in_the_same_cluster_is_refused(
+        self, queue: tq.Client, redis_url: str, namespace: str, how: str
+    ) -> None:
+        import ray
+
+        queue.put({"x": torch.zeros(1)}, partition_id="p")
+        other = python(
+            f"""
+            import logging, ray, tq_redis as tq, tq_redis.compat.transfer_queue as drop_in
+            ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=False)
+            settings = {{"redis": {{"url": {redis_url!r}, "namespace": {namespace!r}}}}}
+            try:
+                {how}
+            except tq.ConfigError as error:
+                print(error)
+            """,
+            RAY_ADDRESS=ray.get_runtime_context().gcs_address,
+        )
+        out, err = other.communicate(timeout=90)
+        assert f"Namespace {namespace!r}" in out, err
+        assert f"in use by process {os.getpid()}" in out
+        assert queue.get_partition_list() == ["p"]
+
+    def test_a_trainer_that_is_killed_leaves_its_samples_to_the_next_one(
+        self,
+        ray_session: None,
+        redis_url: str,
+        namespace: str,
+        wait_until: Callable[..., None],
+    ) -> None:
+        """In a Ray cluster that was there before. As with verl, the owner is an actor."""
+        import ray
+
+        settings = {"redis": {"url": redis_url, "namespace": namespace}}
+        address = ray.get_runtime_context().gcs_address
+
+        def trainer(state: str) -> subprocess.Popen[str]:
+            return python(TRAINER.format(settings=settings, state=state), RAY_ADDRESS=address)
+
+        first = trainer("killed")
+        assert first.stdout is not None
+        assert first.stdout.readline() == "True {}\n", first.communicate()
+        first.kill()
+        first.communicate()
+        with redis.Redis.from_url(redis_url) as admin:
+            owner = json.loads(admin.get(f"tq:{namespace}:owner") or "")["pid"]
+        wait_until(lambda: not psutil.pid_exists(owner), 60.0)
+        assert finished(trainer("resume")) == "True {'k': {'n': 1}} [[0.0, 1.0]]"
+
+    @pytest.mark.parametrize("backend", ["ray", "zmq"])
+    def test_of_processes_of_one_job_that_start_at_once_one_owns_and_all_attach(
+        self, ray_session: None, redis_url: str, namespace: str, backend: str
+    ) -> None:
+        import ray
+
+        settings = {
+            "redis": {"url": redis_url, "namespace": namespace},
+            "data": {"backend": backend, "units": int(backend == "zmq")},
+        }
+
+        class Starter:
+            def start(self) -> bool:
+                tq.init(settings)
+                return is_owner()
+
+            def partitions(self) -> list[str]:
+                return tq.get_client().get_partition_list()
+
+            def close(self) -> None:
+                tq.close()
+
+        actor: Any = ray.remote(num_cpus=0)(Starter)
+        starters = [actor.remote() for _ in range(3)]
+        ray.get([starter.__ray_ready__.remote() for starter in starters], timeout=120)
+        owns = ray.get([starter.start.remote() for starter in starters], timeout=120)
+        assert sorted(owns) == [False, False, True]
+        tq.init(settings)
+        meta = tq.get_client().put({"x": torch.arange(3.0)}, partition_id="p")
+        assert tq.get_client().get_columns(meta)["x"].tolist() == [0, 1, 2]
+        listed = ray.get([starter.partitions.remote() for starter in starters], timeout=90)
+        assert listed == [["p"]] * 3
+        tq.close()
+        for _, starter in sorted(zip(owns, starters, strict=True), key=lambda pair: pair[0]):
+            ray.get(starter.close.remote(), timeout=90)
 
     def test_close_ends_the_stores(
         self, queue: tq.Client, namespace: str, wait_until: Callable[..., None]

@@ -84,10 +84,28 @@ def test_the_address_reaches_the_workers_by_the_environment_and_not_by_verls_set
     }
 
 
-def test_a_run_that_resumes_says_so_in_the_settings_of_the_queue(run: Run, seen: list[Any]) -> None:
+def test_a_run_that_resumes_says_so_in_verls_settings(run: Run, seen: list[Any]) -> None:
     run("--state", "resume", "--", *ARGUMENTS)
 
-    assert seen[0]["arguments"] == [*ARGUMENTS, "++transfer_queue.resume=true"]
+    manager = "tq_redis.compat.verl_resume.ResumingAgentLoopManager"
+    assert seen[0]["arguments"] == [
+        *ARGUMENTS,
+        "++transfer_queue.resume=true",
+        f"++actor_rollout_ref.rollout.agent.agent_loop_manager_class={manager}",
+    ]
+
+
+def test_a_run_that_resumes_does_not_replace_agent_loops_of_the_users_own(
+    run: Run, seen: list[Any]
+) -> None:
+    own = "+actor_rollout_ref.rollout.agent.agent_loop_manager_class=mine.Loops"
+
+    result = run("--state", "resume", "--", *ARGUMENTS, own)
+
+    assert result.exit_code == 2
+    assert "ResumingAgentLoopManager" in result.output
+    assert seen == []
+    assert run("--", *ARGUMENTS, own).exit_code == 0
 
 
 def test_a_wrong_address_is_said_before_verl_starts(run: Run, seen: list[Any]) -> None:

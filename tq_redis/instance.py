@@ -7,7 +7,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
+from typing import Any
 
 import msgspec
 
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 # First contact with a server: long enough for a loaded one, short enough to see a wrong address.
 _CONTACT_S = 10.0
 _END_S = 30.0
+_SHARED = ("timeout_s", "idle_ttl_s", "max_deliveries")
 
 
 async def contact_server(config: Config) -> None:
@@ -81,9 +82,10 @@ class Instance:
 
     Args:
         config: its settings, ``redis.url`` included.
+        job: the Ray job that this process is part of, with its cluster; empty outside Ray.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, job: str = "") -> None:
         if config.redis.url is None:
             raise ConfigError("redis.url is not set")
         self.config = config
@@ -91,7 +93,7 @@ class Instance:
         control = ControlPlane(self._connection, config.redis.namespace, config.idle_ttl_s)
         self._keys = control.keys
         self._data = open_data_plane(config, UnitList(self._connection, self._keys))
-        self._ownership = Ownership(self._connection, control.keys)
+        self._ownership = Ownership(self._connection, control.keys, job)
         self._upkeep: asyncio.Task[None] | None = None
         self.core = AsyncKVClient(
             config, control, self._data, f"{socket.gethostname()}:{os.getpid()}"
@@ -102,24 +104,32 @@ class Instance:
         """Whether :meth:`end` ends the instance."""
         return self._upkeep is not None
 
-    async def start(self, *, embedded: bool) -> None:
+    async def start(self, *, embedded: bool) -> bool:
         """Become the owner of a new instance. What an earlier owner left in the namespace is
         cleared: its stores are gone, so nobody could read it.
+
+        Returns:
+            False if another process of the same run was faster: its instance can be attached to.
 
         Raises:
             ConfigError: the namespace is in use by another process, or on other servers.
             ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
         """
+        started = False
         try:
-            await self._start(embedded)
-        except BaseException:
-            await self.core.close()
-            raise
+            started = await self._start(embedded)
+        finally:
+            if not started:
+                await self.core.close()
+        return started
 
-    async def _start(self, embedded: bool) -> None:
+    async def _start(self, embedded: bool) -> bool:
         deadline = Deadline(_CONTACT_S)
         await _meet(self._connection, self.config, deadline, own=embedded)
-        await self._ownership.take(deadline)
+        if "memory" in self.config.data.backends:  # nobody else could attach
+            await self._ownership.take(deadline)
+        elif not await self._ownership.take_or_follow(deadline):
+            return False
         try:
             await self._publish(deadline)
         except ConfigError:
@@ -136,27 +146,30 @@ class Instance:
             await self._clear(left)
         await self._data.start(deadline)
         self._upkeep = asyncio.create_task(self._keep_up())
+        return True
 
-    async def attach(self, *, may_own: bool) -> None:
+    async def attach(self, asked: Config | None = None) -> None:
         """Join a running instance.
 
         Args:
-            may_own: become its owner if the owner died; its samples stay.
+            asked: settings of a process that could have started it, had it not run. If the owner
+                died, such a process takes its place; the samples stay.
 
         Raises:
-            ConfigError: the namespace has its partitions on other servers.
+            ConfigError: the namespace has its partitions on other servers; or, with ``asked``, its
+                owner lives and is of another run, or runs it with other settings.
             ServerUnavailableError, AuthenticationError: Redis cannot be used.
         """
         deadline = Deadline(_CONTACT_S)
         try:
             await self._connection.learn(self._keys, deadline)
+            if asked is not None and await self._ownership.take_or_follow(deadline):
+                self._upkeep = asyncio.create_task(self._keep_up())
+            elif asked is not None:
+                _require_same_settings(asked, self.config)
         except BaseException:
             await self.core.close()
             raise
-        if may_own:
-            with suppress(ConfigError):  # the owner lives
-                await self._ownership.take(deadline)
-                self._upkeep = asyncio.create_task(self._keep_up())
 
     async def end(self) -> None:
         """Close; the owner ends the instance: partitions, stores, its claim to the namespace."""
@@ -259,3 +272,28 @@ def require_same_instance(asked: Config, running: Config) -> None:
             f"{asked.redis.namespace!r}. Call close() first, or use another process."
         )
     require_same_server(asked, running)
+
+
+def _require_same_settings(asked: Config, running: Config) -> None:
+    """Raises:
+    ConfigError: a setting is neither that of the running instance nor the default.
+    """
+    leaves = [_leaves(config) for config in (asked, running, Config())]
+    other = [
+        f"{name} is {there!r}, not {here!r}"
+        for name, here, there, default in (
+            (name, *(leaf[name] for leaf in leaves)) for name in leaves[0]
+        )
+        if here not in (there, default)
+    ]
+    if other:
+        raise ConfigError(
+            f"Namespace {running.redis.namespace!r} runs with other settings: {'; '.join(other)}. "
+            f"Leave them out to attach to it, or choose another namespace."
+        )
+
+
+def _leaves(config: Config) -> dict[str, Any]:
+    """The settings that a running instance has for all who attach, by name."""
+    data = {f"data.{name}": value for name, value in msgspec.structs.asdict(config.data).items()}
+    return {**data, **{name: getattr(config, name) for name in _SHARED}}

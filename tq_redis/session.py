@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +18,13 @@ from tq_redis.client.portal import Portal
 from tq_redis.client.sync import Client
 from tq_redis.config import Config, load_config, namespace_asked_for
 from tq_redis.control.keys import Keys
-from tq_redis.errors import ConfigError, NotInitializedError, ServerUnavailableError
+from tq_redis.deadline import Deadline
+from tq_redis.errors import (
+    ConfigError,
+    DeadlineError,
+    NotInitializedError,
+    ServerUnavailableError,
+)
 from tq_redis.instance import (
     Instance,
     choose,
@@ -26,6 +34,10 @@ from tq_redis.instance import (
     require_same_server,
 )
 from tq_redis.redis_server import EmbeddedServer, find_redis_cli, start_server
+
+# The process that starts an instance may have much to clear of an earlier one.
+_START_S = 60.0
+_POLL_S = 0.05
 
 
 @dataclass
@@ -53,15 +65,15 @@ def init(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> Config:
 
     Args:
         conf: settings; :class:`tq_redis.Config` names them all. With settings, only an instance
-            of that namespace is attached to, and one whose owner died gets this process as its
-            owner.
+            of that namespace is attached to: one of this Ray job, that runs with these settings
+            (defaults fit any). One whose owner died gets this process as its owner.
 
     Returns:
         The settings in force.
 
     Raises:
-        ConfigError: a setting is unknown or out of range, the namespace is in use by another
-            process or on another server, or this process is initialised already.
+        ConfigError: a setting is unknown or out of range; the namespace is in use by another
+            run, with other settings, or on another server; or this process is initialised already.
         ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
     """
     global _session
@@ -122,7 +134,7 @@ def get_client(conf: Mapping[str, Any] | DictConfig | Config | None = None) -> C
                     "No queue runs in this Ray job. Call tq_redis.init() in the driver first; "
                     "outside Ray, set TQ_REDIS_URL (and TQ_REDIS_NAMESPACE) to those of the queue."
                 )
-            _session = _attach(found, may_own=False)
+            _session = _attach(found)
         elif conf is not None:
             require_same_instance(load_config(conf), _session.instance.config)
         return _session.client
@@ -155,7 +167,7 @@ def progress_command(partition: str) -> str:
 def _open(conf: Mapping[str, Any] | DictConfig | Config | None) -> _Session:
     config = load_config(conf)
     if config.data.backends == {"memory"}:
-        return _start(config)
+        return _start_alone(config)
     started_ray = config.data.needs_ray and _ensure_ray()
     try:
         session = _join_or_start(config, conf)
@@ -170,23 +182,53 @@ def _open(conf: Mapping[str, Any] | DictConfig | Config | None) -> _Session:
 def _join_or_start(
     config: Config, conf: Mapping[str, Any] | DictConfig | Config | None
 ) -> _Session:
-    if "ray" in config.data.backends:
-        found = choose(_running(), namespace_asked_for(conf))
-    else:
-        found = _published(config)
+    found = _find(config, conf)
     if found is None:
-        return _start(config)
+        session = _start(config)
+        if session is not None:
+            return session
+        found = _wait_for_instance(config, conf)
     require_same_server(config, found)
     try:
-        return _attach(found, may_own=conf is not None)
+        return _attach(found, config if conf is not None else None)
     except ServerUnavailableError:
         # Its embedded server died with its owner, so its state is gone for good.
         if config.redis.url is not None:  # require_same_server has compared them
             raise
-        return _start(config)
+        return _start_alone(config)
 
 
-def _start(config: Config) -> _Session:
+def _find(config: Config, conf: Mapping[str, Any] | DictConfig | Config | None) -> Config | None:
+    if "ray" in config.data.backends:
+        return choose(_running(), namespace_asked_for(conf))
+    return _published(config)
+
+
+def _wait_for_instance(
+    config: Config, conf: Mapping[str, Any] | DictConfig | Config | None
+) -> Config:
+    """The instance that another process of this run is starting just now."""
+    deadline = Deadline(_START_S)
+    while (found := _find(config, conf)) is None:
+        if deadline.passed:
+            raise DeadlineError(
+                f"Another process of this run is starting namespace {config.redis.namespace!r}, "
+                f"but was not ready within {deadline.seconds} s",
+                deadline=deadline.seconds,
+            )
+        time.sleep(_POLL_S)
+    return found
+
+
+def _start_alone(config: Config) -> _Session:
+    """A new instance that no other process can be starting."""
+    session = _start(config)
+    assert session is not None
+    return session
+
+
+def _start(config: Config) -> _Session | None:
+    """A new instance; None if another process of this run is starting it."""
     server = None
     if config.redis.url is None:
         _require_one_host(config)
@@ -194,22 +236,23 @@ def _start(config: Config) -> _Session:
         redis = msgspec.structs.replace(config.redis, url=server.url)
         config = msgspec.structs.replace(config, redis=redis)
     portal = Portal()
+    started = False
     try:
-        instance = Instance(config)
-        portal.run(instance.start(embedded=server is not None))
-    except BaseException:
-        portal.stop()
-        if server is not None:
-            server.stop()
-        raise
-    return _Session(instance, portal, Client(instance.core, portal), server)
+        instance = Instance(config, _job())
+        started = portal.run(instance.start(embedded=server is not None))
+    finally:
+        if not started:
+            portal.stop()
+            if server is not None:
+                server.stop()
+    return _Session(instance, portal, Client(instance.core, portal), server) if started else None
 
 
-def _attach(config: Config, *, may_own: bool) -> _Session:
+def _attach(config: Config, asked: Config | None = None) -> _Session:
     portal = Portal()
     try:
-        instance = Instance(config)
-        portal.run(instance.attach(may_own=may_own))
+        instance = Instance(config, _job())
+        portal.run(instance.attach(asked))
     except BaseException:
         portal.stop()
         raise
@@ -232,6 +275,14 @@ def _ray() -> Any:
     import ray
 
     return ray
+
+
+def _job() -> str:
+    """The Ray job that this process is part of; empty outside Ray."""
+    if _forked or "ray" not in sys.modules or not _ray().is_initialized():
+        return ""
+    context = _ray().get_runtime_context()
+    return f"{context.get_session_name()}/{context.get_job_id()}"
 
 
 def _running() -> dict[str, str]:

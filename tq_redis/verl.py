@@ -3,7 +3,8 @@
 ``python -m tq_redis.verl [--redis-url URL] [--namespace NAME] [--state resume] -- ARGUMENTS``
 
 ARGUMENTS are those of ``python -m verl.trainer.main_ppo``, which runs unchanged; it finds
-:mod:`tq_redis.compat.transfer_queue` where it imports ``transfer_queue``.
+:mod:`tq_redis.compat.transfer_queue` where it imports ``transfer_queue``. With ``--state resume``
+its settings also name the agent loops of :mod:`tq_redis.compat.verl_resume`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -20,6 +22,8 @@ from tq_redis.config import NAMESPACE_VARIABLE, URL_VARIABLE
 from tq_redis.errors import TQError
 
 _PROGRAM = "python -m tq_redis.verl"
+_MANAGER = "actor_rollout_ref.rollout.agent.agent_loop_manager_class"
+_RESUMING = "tq_redis.compat.verl_resume.ResumingAgentLoopManager"
 
 
 @click.command()
@@ -30,8 +34,8 @@ _PROGRAM = "python -m tq_redis.verl"
     type=click.Choice(["fresh", "resume"]),
     default="fresh",
     show_default=True,
-    help="What becomes of samples of a run that died in this namespace while its Ray cluster went "
-    "on: dropped, or kept for this run.",
+    help="What becomes of the samples of a run that died in this namespace: all are dropped, or "
+    "finished trajectories of the interrupted step are kept and not generated again.",
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def main(
@@ -52,9 +56,18 @@ def main(
             os.environ[variable] = value
     _check_server()
     install()
-    resume = ["++transfer_queue.resume=true"] if state == "resume" else []
-    sys.argv = [_PROGRAM, *arguments, *resume]
+    sys.argv = [_PROGRAM, *arguments, *(_resuming(arguments) if state == "resume" else ())]
     _verl_main()()
+
+
+def _resuming(arguments: Sequence[str]) -> list[str]:
+    """What verl is told, so that it resumes."""
+    if any(argument.lstrip("+").startswith(f"{_MANAGER}=") for argument in arguments):
+        raise click.UsageError(
+            f"--state resume needs agent loops of its own in {_MANAGER}. Derive yours from "
+            f"{_RESUMING}, leave --state out, and give verl ++transfer_queue.resume=true."
+        )
+    return ["++transfer_queue.resume=true", f"++{_MANAGER}={_RESUMING}"]
 
 
 def _check_server() -> None:

@@ -66,6 +66,33 @@ async def test_a_living_owner_is_respected(
     assert holder(admin, ownership) == record
 
 
+@pytest.mark.parametrize(
+    ("mine", "theirs", "same"),
+    [("a/1", "a/1", True), ("a/1", "a/2", False), ("", "a/1", True), ("a/1", "", True)],
+)
+async def test_only_a_process_of_another_run_is_refused(
+    ownership: Ownership,
+    admin: Admin,
+    other: subprocess.Popen[bytes],
+    mine: str,
+    theirs: str,
+    same: bool,
+) -> None:
+    """Of a process outside Ray it cannot be told."""
+    record = OwnerRecord.of(other.pid, theirs)
+    hold(admin, ownership, record)
+    this = Ownership(ownership.connection, ownership.keys, mine)
+    if same:
+        assert not await this.take_or_follow(soon())
+    else:
+        with pytest.raises(ConfigError, match=rf"in use by process {other.pid}"):
+            await this.take_or_follow(soon())
+    assert holder(admin, ownership) == record
+    other.communicate()
+    assert await this.take_or_follow(soon())
+    assert holder(admin, ownership) == OwnerRecord.of(os.getpid(), mine)
+
+
 async def test_a_dead_owner_is_replaced_at_once(
     ownership: Ownership, admin: Admin, other: subprocess.Popen[bytes]
 ) -> None:
