@@ -11,6 +11,9 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+# A node that was killed is noticed after about three seconds, and not after fifteen.
+_HEALTH_CHECKS = {"health_check_period_ms": 500, "health_check_failure_threshold": 6}
+
 
 @contextmanager
 def two_raylets(object_store_bytes: int) -> Generator[tuple[Any, Any]]:
@@ -19,7 +22,12 @@ def two_raylets(object_store_bytes: int) -> Generator[tuple[Any, Any]]:
     options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": object_store_bytes}
     cluster: Any = Cluster(
         initialize_head=True,
-        head_node_args={**options, "temp_dir": directory, "include_dashboard": False},
+        head_node_args={
+            **options,
+            "temp_dir": directory,
+            "include_dashboard": False,
+            "_system_config": _HEALTH_CHECKS,
+        },
     )
     try:
         far = cluster.add_node(**options)

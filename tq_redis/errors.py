@@ -26,8 +26,8 @@
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerPolicyError               the server would evict keys, or is too old
     │   └── ServerFullError                 the server is at its memory limit
-    ├── ParserError (RuntimeError)          a data_parser failed in a storage unit
     ├── DataLostError (RuntimeError)        bytes that Redis names are gone
+    ├── ParserError (RuntimeError)          a data_parser failed in a storage unit
     └── CheckpointError (RuntimeError)      a checkpoint cannot be written, read or trusted
 
 Errors carry what they are about as attributes (``partition``, ``fields``, ``rows``,

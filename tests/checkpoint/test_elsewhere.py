@@ -117,7 +117,7 @@ def test_a_store_of_ray_that_is_too_small(
     client.save_checkpoint(folder)
     for _ in range(2):  # what a failed load had stored is gone each time
         with pytest.raises(tq_redis.StoreFullError):
-            client.load_checkpoint(folder, timeout=8)
+            client.load_checkpoint(folder, timeout=5)
     assert client.get_columns(old[:1])["x"].sum() == 1 << 20
     client.clear_partition("p")
     client.load_checkpoint(folder)

@@ -86,7 +86,7 @@ class Client:
                 the parser; nothing was written.
             ParserError: the parser failed in its storage unit; nothing was written.
             SchemaConflictError: a field would change dtype; rows before it may be written if the
-                batch was too large for one step (3,072 cells, a row counting as two to eight
+                batch was too large for one step (3,072 cells, a row counting as three to eight
                 more).
             SampleNotFoundError, PartitionNotFoundError: the metadata is stale.
             PartitionEndedError: new samples where no more are to come.

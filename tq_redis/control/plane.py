@@ -33,12 +33,12 @@ _CELLS_PER_PUT = 3072
 def rows_per_put(write: Write, fields: int) -> int:
     """Rows that one :meth:`ControlPlane.produce` should have, for a write of so many fields.
 
-    A row costs about as much as two cells, and eight where it may be in a group or be there
+    A row costs about as much as three cells, and eight where it may be in a group or be there
     already. A tag costs as much as a field.
     """
     plain = write.ids is None and write.keys is None and write.groups is None
     tags = {name for row in write.tags or () for name in row}
-    return max(1, _CELLS_PER_PUT // (fields + len(tags) + (2 if plain else 8)))
+    return max(1, _CELLS_PER_PUT // (fields + len(tags) + (3 if plain else 8)))
 
 
 class BlockGoneError(Exception):
