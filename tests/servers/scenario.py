@@ -26,8 +26,11 @@ async def use_everything(plane: ControlPlane, partition: str) -> list[int]:
     ownership = Ownership(plane.connection, plane.keys)
     await ownership.take(soon())
     await plane.expect(partition, 8, soon())
+    await plane.limit(partition, "t", 8, "wait", soon())
+    assert (await plane.admit(partition, "put", 8, 60, soon())).full is None
     put = write(8, ["x", "a:b {c}"], keys=list("abcdefgh"), groups=list("gggghhhh"))
-    ids = (await plane.produce(partition, put, soon())).ids
+    ids = (await plane.produce(partition, put.within("put"), soon())).ids
+    await plane.limit(partition, "t", None, "wait", soon())
     await plane.set_tags(partition, ids[:2], [{"t": 1}, {"t": 2}], soon())
     assert partition in await plane.partitions(soon())
 
@@ -51,6 +54,8 @@ async def use_everything(plane: ControlPlane, partition: str) -> list[int]:
     short = await plane.claim(partition, Wanted("t", ["x"], 9), "me", soon())
     assert isinstance(short, NotEnough)
     await plane.wait(partition, short.event, Deadline(0.02))
+    large = await plane.claim(partition, Wanted("t", ["x"], 600, draw="0:0"), "me", soon())
+    assert isinstance(large, NotEnough)
 
     await save_and_load(plane, partition)
     found = await plane.locate(partition, ids, ["x", "a:b {c}"], soon())
