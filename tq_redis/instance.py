@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 
 # First contact with a server: long enough for a loaded one, short enough to see a wrong address.
 _CONTACT_S = 10.0
+# Stores are processes that Ray starts: seconds, or much longer on nodes that are busy.
+_START_S = 60.0
 _END_S = 30.0
 _SHARED = ("timeout_s", "idle_ttl_s", "max_deliveries")
 
@@ -144,7 +146,7 @@ class Instance:
                 self._connection.url,
             )
             await self._clear(left)
-        await self._data.start(deadline)
+        await self._data.start(Deadline(_START_S))
         self._upkeep = asyncio.create_task(self._keep_up())
         return True
 
