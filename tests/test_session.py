@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -403,6 +405,32 @@ class TestOnRay:
         assert f"Namespace {namespace!r}" in out, err
         assert f"in use by process {os.getpid()}" in out
         assert queue.get_partition_list() == ["p"]
+
+    def test_what_a_run_left_in_a_ray_cluster_of_its_own_is_cleared(
+        self, ray_session: None, redis_url: str, namespace: str
+    ) -> None:
+        settings = {"redis": {"url": redis_url, "namespace": namespace}}
+        directory = tempfile.mkdtemp(prefix="tq-ray-")  # short, for Ray's sockets
+        crashed = python(
+            f"""
+            import logging, os, signal, torch, ray, tq_redis as tq
+            ray.init(
+                address="local", num_cpus=1, object_store_memory=100 << 20,
+                include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False,
+                _temp_dir={directory!r},
+            )
+            tq.init({settings!r})
+            tq.get_client().put({{"x": torch.zeros(2)}}, partition_id="train_1")
+            os.kill(os.getpid(), signal.SIGKILL)
+            """
+        )
+        _, err = crashed.communicate(timeout=120)
+        assert crashed.returncode == -signal.SIGKILL, err
+
+        tq.init(settings)
+
+        assert tq.get_client().get_partition_list() == []
+        shutil.rmtree(directory, ignore_errors=True)
 
     def test_a_trainer_that_is_killed_leaves_its_samples_to_the_next_one(
         self,

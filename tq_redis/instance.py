@@ -21,7 +21,7 @@ from tq_redis.control.shards import Shards, same_servers, shown
 from tq_redis.control.units import UnitList
 from tq_redis.data import open_data_plane
 from tq_redis.deadline import Deadline
-from tq_redis.errors import ConfigError, ServerError, TQError, shorten
+from tq_redis.errors import ConfigError, NotInitializedError, ServerError, TQError, shorten
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ class Instance:
                 self.config.redis.namespace,
                 self._connection.url,
             )
-            await self._clear(left)
+            await self._clear_left(left)
         await self._data.start(Deadline(_START_S))
         self._upkeep = asyncio.create_task(self._keep_up())
         return True
@@ -217,6 +217,20 @@ class Instance:
     async def _clear(self, partitions: list[str]) -> None:
         for name in partitions:
             await self.core.clear_partition(name, timeout=_END_S)
+
+    async def _clear_left(self, partitions: list[str]) -> None:
+        """What an earlier run left, maybe in a Ray cluster of its own, which died with it."""
+        for name in partitions:
+            try:
+                await self._clear([name])
+            except NotInitializedError as error:
+                _log.warning(
+                    "Blocks of partition %s are left to their stores, which end when nobody calls "
+                    "them: %s",
+                    name,
+                    error,
+                )
+                await self.core.abandon_trash(name, Deadline(_END_S))
 
     async def _keep_up(self) -> None:
         """Renew the claim to the namespace, and free what writers that died left behind."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -21,47 +24,101 @@ ROOT = Path(__file__).parents[2]
 
 Start = Callable[..., subprocess.Popen[str]]
 
+PROGRAM = ("-m", "recipe.ppo.main_ppo")
 
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "run"
+# Runs the recipe, and after every task looks for tensors that are alive in this process.
+WATCHED = """
+import gc, json, runpy, sys
+from recipe.ppo.environment import prepare_environment
+prepare_environment()
+import torch
+from recipe.ppo import step
+
+seen = []
+run_task = step.Step.run
+
+def watched(self, name, *args, **kwargs):
+    run_task(self, name, *args, **kwargs)
+    alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    seen.append([self.partition, name, self.size, [list(t.shape) for t in alive]])
+
+step.Step.run = watched
+runpy.run_module("recipe.ppo.main_ppo", run_name="__main__")
+with open(sys.argv[-1].partition("=")[2] + "/seen.json", "w") as file:
+    json.dump(seen, file)
+"""
+
+# 12 rows in two workers: verl's data set makes a placeholder of one byte a prompt.
+TWELVE_ROWS = (
+    "data.train_batch_size=3",
+    "actor_rollout_ref.rollout.n=4",
+    "actor_rollout_ref.actor.ppo_mini_batch_size=3",
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=6",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=6",
+    "data.val_max_samples=12",
+    "data.test_max_samples=12",
+)
 
 
-@pytest.fixture
-def temporary() -> Iterator[Path]:
-    """The run's home and its place for temporary files. A short path, for Ray's sockets."""
-    with tempfile.TemporaryDirectory(prefix="tq-") as folder:
-        yield Path(folder)
+@dataclass(frozen=True)
+class Place:
+    """Where a run puts its files, its temporary ones and its queue."""
 
+    output: Path
+    temporary: Path
+    redis_url: str
+    namespace: str
 
-@pytest.fixture
-def start(output: Path, temporary: Path, redis_url: str, namespace: str) -> Iterator[Start]:
-    """``start(override, ...)``: a training process of its own; ended when the test ends."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begin(*overrides: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+    def start(self, *overrides: str, program: tuple[str, ...] = PROGRAM) -> subprocess.Popen[str]:
+        """A training process of its own."""
+        return subprocess.Popen(
             [
-                *(sys.executable, "-m", "recipe.ppo.main_ppo", "+experiment=smoke"),
-                f"output_dir={output}",
-                f"tq_redis.redis.url={redis_url}",
-                f"tq_redis.redis.namespace={namespace}",
+                *(sys.executable, *program, "+experiment=smoke"),
+                f"tq_redis.redis.url={self.redis_url}",
+                f"tq_redis.redis.namespace={self.namespace}",
                 *overrides,
+                f"output_dir={self.output}",
             ],
             cwd=ROOT,
             env={
                 **os.environ,
-                "TMPDIR": str(temporary),
-                "HOME": str(temporary),
+                "PYTHONPATH": str(ROOT),
+                "TMPDIR": str(self.temporary),
+                "HOME": str(self.temporary),
                 # torch makes this folder, and keeps it, as soon as tensordict is imported.
-                "TORCHINDUCTOR_CACHE_DIR": str(output.parent / "torch"),
+                "TORCHINDUCTOR_CACHE_DIR": str(self.output.parent / "torch"),
             },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        started.append(process)
-        return process
+
+
+@pytest.fixture
+def place(tmp_path: Path, redis_url: str, namespace: str) -> Iterator[Place]:
+    """A short path for temporary files, for Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="tq-") as folder:
+        yield Place(tmp_path / "run", Path(folder), redis_url, namespace)
+
+
+@pytest.fixture
+def output(place: Place) -> Path:
+    return place.output
+
+
+@pytest.fixture
+def temporary(place: Place) -> Path:
+    return place.temporary
+
+
+@pytest.fixture
+def start(place: Place) -> Iterator[Start]:
+    """``start(override, ...)``: a training process of its own; ended when the test ends."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*overrides: str) -> subprocess.Popen[str]:
+        started.append(place.start(*overrides))
+        return started[-1]
 
     yield begin
     for process in started:
@@ -69,21 +126,44 @@ def start(output: Path, temporary: Path, redis_url: str, namespace: str) -> Iter
         process.communicate()
 
 
+@dataclass(frozen=True)
+class Watched:
+    """Two steps that are over, whose driver was watched.
+
+    Attributes:
+        said: what the run printed.
+        made: what it left in the repository.
+    """
+
+    place: Place
+    said: str
+    made: set[Path]
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Watched]:
+    output = tmp_path_factory.mktemp("watched") / "run"
+    before = set(ROOT.iterdir())
+    with tempfile.TemporaryDirectory(prefix="tq-") as folder:
+        place = Place(output, Path(folder), redis_url, f"test-{uuid.uuid4().hex[:12]}")
+        said = finish(place.start(*TWELVE_ROWS, program=("-c", WATCHED)))
+        yield Watched(place, said, set(ROOT.iterdir()) - before)
+
+
 def finish(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=800)
+    try:
+        out, err = process.communicate(timeout=800)
+    finally:
+        process.kill()
+        process.wait()
     assert process.returncode == 0, f"{out}\n{err}"
     return out
 
 
-def test_two_steps_and_nothing_left(
-    start: Start, output: Path, temporary: Path, namespace: str
-) -> None:
-    before = set(ROOT.iterdir())
-
-    said = finish(start())
-
-    assert f"HGETALL 'tq:{namespace}:{{train_1}}'" in said
-    assert "held-out accuracy, greedy:" in said
+def test_two_steps_and_nothing_left(watched: Watched) -> None:
+    output = watched.place.output
+    assert f"HGETALL 'tq:{watched.place.namespace}:{{train_1}}'" in watched.said
+    assert "held-out accuracy, greedy:" in watched.said
     records = Records(output / "metrics.jsonl").read()
     assert [record["step"] for record in records] == [0, 1, 2]
     # The rollout had the actor's weights: the same tokens are as likely to both.
@@ -91,12 +171,23 @@ def test_two_steps_and_nothing_left(
     assert all("tuning/acc" in record for record in records)
     assert (output / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert Checkpoints(output / "checkpoints", keep=2).latest == 2
-    assert set(ROOT.iterdir()) == before
-    assert list(temporary.iterdir()) == []
+    assert watched.made == set()
+    assert list(watched.place.temporary.iterdir()) == []
 
     # The same command again finds that there is nothing to do.
-    assert "held-out accuracy, greedy:" in finish(start())
+    assert "held-out accuracy, greedy:" in finish(watched.place.start(*TWELVE_ROWS))
     assert Records(output / "metrics.jsonl").read() == records
+
+
+def test_the_driver_holds_no_column(watched: Watched) -> None:
+    """No tensor column is ever in the process that drives the training."""
+    seen = json.loads((watched.place.output / "seen.json").read_text())
+    tasks = [(partition, name) for partition, name, _, _ in seen if partition.startswith("train")]
+    names = ["generate", "reward", "old_log_prob", "advantage", "update_actor"]
+    assert tasks == [(f"train_{step}", name) for step in (1, 2) for name in names]
+    for partition, name, rows, shapes in seen:
+        columns = [shape for shape in shapes if shape and shape[0] in (rows, rows // 2)]
+        assert columns == [], f"{partition}, after {name}"
 
 
 def test_a_killed_run_continues_and_finishes(

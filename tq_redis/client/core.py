@@ -51,6 +51,11 @@ class ClientCore:
             await self._free(partition, freed, deadline)
             await self._empty_trash(partition, generations, deadline)
 
+    async def abandon_trash(self, partition: str, deadline: Deadline) -> None:
+        """Forget the blocks of what was cleared, where their stores cannot be reached."""
+        for generation in await self.control.trashes(partition, deadline):
+            await self.control.empty_trash(partition, generation, deadline)
+
     async def _free(self, partition: str, handles: Sequence[str], deadline: Deadline) -> None:
         if handles:
             await self.data.delete(handles, deadline)
