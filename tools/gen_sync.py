@@ -47,7 +47,7 @@ import torch
 from tensordict import TensorDict
 
 from tq_redis.client.claims import Mode
-from tq_redis.client.columns import DataParser, Fields
+from tq_redis.client.columns import DataParser
 from tq_redis.client.kv import AsyncKVClient, KVChanges, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
@@ -55,6 +55,7 @@ from tq_redis.control.limits import WhenFull
 from tq_redis.control.standing import Standing
 from tq_redis.data import StoreUsage
 from tq_redis.data.devices import Device
+from tq_redis.data.given import Fields
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 from tq_redis.samplers import Sampler
 
@@ -96,9 +97,10 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from tq_redis.client.columns import DataParser, Fields
+from tq_redis.client.columns import DataParser
 from tq_redis.client.kv import Tags
 from tq_redis.data.devices import Device
+from tq_redis.data.given import Fields
 from tq_redis.metadata import KVBatchMeta
 from tq_redis.session import get_client
 '''
@@ -116,10 +118,11 @@ import torch
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
-from tq_redis.client.columns import DataParser, Fields
+from tq_redis.client.columns import DataParser
 from tq_redis.compat.transfer_queue.connected import Connected
 from tq_redis.compat.transfer_queue.kv_calls import Keys, Tags
 from tq_redis.compat.transfer_queue.metadata import BatchMeta, KVBatchMeta
+from tq_redis.data.given import Fields
 
 
 class TransferQueueClient(Connected):
@@ -135,10 +138,11 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from tq_redis.client.columns import DataParser, Fields
+from tq_redis.client.columns import DataParser
 from tq_redis.compat.transfer_queue.kv_calls import Keys, Tags
 from tq_redis.compat.transfer_queue.metadata import KVBatchMeta
 from tq_redis.compat.transfer_queue.session import attached_client as get_client
+from tq_redis.data.given import Fields
 '''
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from tq_redis.client.columns import DataParser, Fields
+from tq_redis.client.columns import DataParser
 from tq_redis.client.kv import Tags
 from tq_redis.data.devices import Device
+from tq_redis.data.given import Fields
 from tq_redis.metadata import KVBatchMeta
 from tq_redis.session import get_client
 

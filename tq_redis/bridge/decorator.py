@@ -12,9 +12,10 @@ from typing import Any, Literal, Protocol
 import torch
 
 from tq_redis.bridge.convert import Form, build, take_apart
-from tq_redis.client.columns import length, rows_of
+from tq_redis.client.columns import rows_of
 from tq_redis.data import Column
 from tq_redis.data.devices import Device, as_caller, known_device, own_device
+from tq_redis.data.given import length
 from tq_redis.errors import InputError
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 from tq_redis.session import get_client

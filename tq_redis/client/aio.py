@@ -12,15 +12,7 @@ from typing import Any
 from tensordict import TensorDict
 
 from tq_redis.client.claims import ClaimCalls
-from tq_redis.client.columns import (
-    DataParser,
-    Fields,
-    checked,
-    row_count,
-    rows_of,
-    to_columns,
-    to_tensordict,
-)
+from tq_redis.client.columns import DataParser, checked, rows_of, to_tensordict
 from tq_redis.client.core import ANSWER_S, distinct
 from tq_redis.client.leases import LeaseCalls
 from tq_redis.client.lost import Loss
@@ -29,6 +21,7 @@ from tq_redis.control.plane import BlockGoneError, NotAdmittedError, rows_per_pu
 from tq_redis.control.records import BlockEntry, Lost, Run, Write
 from tq_redis.data import Column, Parser, WrittenBlock
 from tq_redis.data.devices import Device, destination
+from tq_redis.data.given import Fields, row_count, to_columns
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
     DataLostError,
@@ -319,24 +312,17 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
             overwrite=overwrite,
             task=task,
         )
-        written: list[int] = []
         schema: dict[str, FieldSchema] = {}
-        left = whole
-        while left.count:  # once, as nearly always
-            room = await self._room_for(partition, left, deadline)
-            made: list[int] = []
-            try:
-                made, form = await self._write_now(
-                    partition, columns, left.within(room), deadline, parser
-                )
-            finally:
-                self._settle(partition, left, len(made), room)
-            written += made
-            schema = schema or form
-            if len(made) < left.count:
-                columns = {n: rows_of(c, len(made), left.count) for n, c in columns.items()}
-            left = whole.part(len(written), whole.count)
-        return written, schema
+
+        async def make(left: Write) -> list[int]:
+            rest, first = columns, whole.count - left.count
+            if first:
+                rest = {n: rows_of(c, first, whole.count) for n, c in columns.items()}
+            made, form = await self._write_now(partition, rest, left, deadline, parser)
+            schema.update(form)
+            return made
+
+        return await self._within_limits(partition, whole, make, deadline), schema
 
     async def _write_now(
         self,
@@ -386,8 +372,9 @@ class AsyncClient(ClaimCalls, LeaseCalls, StatusCalls):
                 await self._drop_unnamed(blocks, numbers)
                 return written, schema
             except NotAdmittedError:
-                self._limited.add(partition)
                 await self._drop_unnamed(blocks, numbers)
+                if not written:
+                    raise
                 return written, schema
             except (InputError, NotFoundError, PartitionEndedError, ServerFullError):
                 # Refused for certain. After a lost connection or a cancelled call Redis may

@@ -10,29 +10,9 @@ import torch
 from tensordict import TensorDict
 
 from tq_redis.data.base import Column, Parser
-from tq_redis.data.given import (
-    Fields,
-    ParserFunction,
-    field_name,
-    length,
-    parsed,
-    row_count,
-    to_columns,
-)
+from tq_redis.data.given import ParserFunction, field_name, parsed
 from tq_redis.data.stacks import stack_of
 from tq_redis.errors import InputError
-
-__all__ = [
-    "DataParser",
-    "Fields",
-    "checked",
-    "length",
-    "row_count",
-    "rows_of",
-    "single_row",
-    "to_columns",
-    "to_tensordict",
-]
 
 _nested: Any = torch.nested  # typed in part
 

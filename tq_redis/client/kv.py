@@ -11,14 +11,7 @@ from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
 from tq_redis.client.checkpoint import CheckpointCalls
-from tq_redis.client.columns import (
-    DataParser,
-    Fields,
-    checked,
-    row_count,
-    single_row,
-    to_columns,
-)
+from tq_redis.client.columns import DataParser, checked, single_row
 from tq_redis.client.listing import Listings, text_of, version_of
 from tq_redis.config import Config
 from tq_redis.control.plane import ControlPlane
@@ -26,6 +19,7 @@ from tq_redis.control.records import Rows, Write
 from tq_redis.data import DataPlane
 from tq_redis.data.base import Column
 from tq_redis.data.devices import Device
+from tq_redis.data.given import Fields, row_count, to_columns
 from tq_redis.deadline import Deadline
 from tq_redis.errors import InputError, KeyNotFoundError, PartitionNotFoundError, shorten
 from tq_redis.metadata import BatchMeta, KVBatchMeta

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Awaitable, Callable
 from typing import get_args
 
 from tq_redis.client.core import ANSWER_S, ClientCore
@@ -69,13 +70,32 @@ class LimitCalls(ClientCore):
 
     async def _register(self, partition: str, write: Write, deadline: Deadline) -> list[int]:
         """Write rows without columns, when their limits let them. Returns their ids."""
+
+        async def make(left: Write) -> list[int]:
+            return await self.control.register(partition, left, deadline)
+
+        return await self._within_limits(partition, write, make, deadline)
+
+    async def _within_limits(
+        self,
+        partition: str,
+        whole: Write,
+        make: Callable[[Write], Awaitable[list[int]]],
+        deadline: Deadline,
+    ) -> list[int]:
+        """Write rows, new ones when the limits of tasks let them. Returns their ids.
+
+        Args:
+            make: writes these rows and returns their ids: fewer if the last ones have to be written
+                anew.
+        """
         ids: list[int] = []
-        while len(ids) < write.count:
-            left = write.part(len(ids), write.count) if ids else write
+        while len(ids) < whole.count:  # once, as nearly always
+            left = whole.part(len(ids), whole.count) if ids else whole
             room = await self._room_for(partition, left, deadline)
             made: list[int] = []
             try:
-                made = await self.control.register(partition, left.within(room), deadline)
+                made = await make(left.within(room))
             except NotAdmittedError:
                 self._limited.add(partition)
             finally:

@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDict
 
 from tq_redis.client.claims import Mode
-from tq_redis.client.columns import DataParser, Fields
+from tq_redis.client.columns import DataParser
 from tq_redis.client.kv import AsyncKVClient, KVChanges, Tags
 from tq_redis.client.portal import Portal
 from tq_redis.config import Config
@@ -19,6 +19,7 @@ from tq_redis.control.limits import WhenFull
 from tq_redis.control.standing import Standing
 from tq_redis.data import StoreUsage
 from tq_redis.data.devices import Device
+from tq_redis.data.given import Fields
 from tq_redis.metadata import BatchMeta, KVBatchMeta
 from tq_redis.samplers import Sampler
 

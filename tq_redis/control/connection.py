@@ -42,7 +42,7 @@ _BLOCK_GRACE_S = 2.0
 _WAIT_FAILED_S = 0.1
 
 # Others' progress is no news to who waits for samples, unless the event says so.
-_NO_NEWS = frozenset({b"claim", b"ack", b"room"})
+NO_NEWS = frozenset({b"claim", b"ack", b"room"})
 
 _ERRORS = (rex.RedisError, rex.RedisClusterException, TimeoutError)
 
@@ -134,7 +134,7 @@ class RedisConnection:
         after: str,
         deadline: Deadline,
         *,
-        no_news: frozenset[bytes] = _NO_NEWS,
+        no_news: frozenset[bytes] = NO_NEWS,
     ) -> None:
         """Wait for an entry in ``stream`` behind ``after`` that is of none of the kinds
         ``no_news``, or says that it is news all the same.

@@ -20,7 +20,7 @@ import msgspec
 
 from tq_redis.config import RedisConfig
 from tq_redis.control.addresses import hide_password, parse_address
-from tq_redis.control.connection import RedisConnection
+from tq_redis.control.connection import NO_NEWS, RedisConnection
 from tq_redis.control.keys import Keys
 from tq_redis.control.scripts import Verb
 from tq_redis.deadline import Deadline
@@ -93,9 +93,14 @@ class Shards:
         return await self.shard_of(commands[0][1]).commands(*commands, deadline=deadline)
 
     async def wait_for_event(
-        self, stream: str, after: str, deadline: Deadline, **kinds: frozenset[bytes]
+        self,
+        stream: str,
+        after: str,
+        deadline: Deadline,
+        *,
+        no_news: frozenset[bytes] = NO_NEWS,
     ) -> None:
-        await self.shard_of(stream).wait_for_event(stream, after, deadline, **kinds)
+        await self.shard_of(stream).wait_for_event(stream, after, deadline, no_news=no_news)
 
     async def check_server(
         self, deadline: Deadline, *, namespace: str | None = None, own: bool = False

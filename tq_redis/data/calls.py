@@ -27,6 +27,14 @@ async def together(calls: Iterable[Awaitable[T]]) -> list[T]:
         raise
 
 
+async def to_the_end(calls: Iterable[Awaitable[None]]) -> None:
+    """All of them, whichever fail; then the first error is raised, if there is one."""
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if result is not None:
+            raise result
+
+
 async def in_thread(deadline: Deadline, late: str, call: Callable[[], T]) -> T:
     """Run a call that blocks in a thread, and stop waiting for it at the deadline.
 

@@ -23,7 +23,7 @@ from tq_redis.data.base import (
     StoreUsage,
     WrittenBlock,
 )
-from tq_redis.data.calls import in_thread, together
+from tq_redis.data.calls import in_thread, to_the_end, together
 from tq_redis.data.codec import NOT_COPIED, StoredBlock, decoded, encode, encoded, is_light
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, InputError
@@ -188,10 +188,10 @@ class DataPlane:
         return [contents[handle] for handle in handles]
 
     async def delete(self, handles: Iterable[str], deadline: Deadline) -> None:
-        """Free blocks. Idempotent; unknown handles are ignored. Views in use stay valid."""
-        await self._of_each(
-            self._known(handles), lambda backend, names: backend.delete(names, deadline)
-        )
+        """Free blocks. Idempotent; unknown handles are ignored. Views in use stay valid. Where some
+        cannot be freed, the others are."""
+        mine = _by_backend(self._known(handles))
+        await to_the_end(self.backend(name).delete(names, deadline) for name, names in mine.items())
 
     async def confirm(self, handles: Iterable[str], deadline: Deadline) -> None:
         """Note that Redis names these blocks. Unknown handles are ignored."""
@@ -266,12 +266,17 @@ class DataPlane:
         self, handles: Iterable[str], call: Callable[[Backend, list[str]], Awaitable[None]]
     ) -> None:
         """Call the backend of each handle with its handles."""
-        mine: dict[str, list[str]] = {}
-        for handle in handles:
-            mine.setdefault(handle.partition("/")[0], []).append(handle)
+        mine = _by_backend(handles)
         await together(call(self.backend(name), names) for name, names in mine.items())
 
     async def _of_all(self, call: Callable[[Backend], Awaitable[T]]) -> list[T]:
         """Call every backend that fields may be routed to."""
         names = dict.fromkeys([self._config.backend, *self._config.routes.values()])
         return await together(call(self.backend(name)) for name in names)
+
+
+def _by_backend(handles: Iterable[str]) -> dict[str, list[str]]:
+    mine: dict[str, list[str]] = {}
+    for handle in handles:
+        mine.setdefault(handle.partition("/")[0], []).append(handle)
+    return mine

@@ -33,7 +33,7 @@ from tq_redis.data.base import (
     StoreUsage,
     WrittenBlock,
 )
-from tq_redis.data.calls import together
+from tq_redis.data.calls import to_the_end, together
 from tq_redis.data.ray_door import Doors
 from tq_redis.data.ray_parse import parse_and_write
 from tq_redis.data.ray_stores import StoreGoneError, Stores, ray_call, running_instances
@@ -226,7 +226,7 @@ class RayBackend(Backend):
             if not await self._doors.drop(node, names, deadline):
                 await self._tell(node, lambda store: store.drop.remote(names), deadline)
 
-        await together(drop(*item) for item in _by_node(handles).items())
+        await to_the_end(drop(*item) for item in _by_node(handles).items())
 
     async def confirm(self, handles: Iterable[str], deadline: Deadline) -> None:
         async def confirm(node: str, names: list[str]) -> None:

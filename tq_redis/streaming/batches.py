@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from tq_redis.client.columns import length, to_columns, to_tensordict
+from tq_redis.client.columns import to_tensordict
 from tq_redis.client.sync import Client
 from tq_redis.data import Column
+from tq_redis.data.given import length, to_columns
 from tq_redis.errors import DeadlineError, InputError
 from tq_redis.metadata import BatchMeta
 from tq_redis.samplers import Sampler

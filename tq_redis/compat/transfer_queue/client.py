@@ -10,10 +10,11 @@ import torch
 from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
-from tq_redis.client.columns import DataParser, Fields
+from tq_redis.client.columns import DataParser
 from tq_redis.compat.transfer_queue.connected import Connected
 from tq_redis.compat.transfer_queue.kv_calls import Keys, Tags
 from tq_redis.compat.transfer_queue.metadata import BatchMeta, KVBatchMeta
+from tq_redis.data.given import Fields
 
 
 class TransferQueueClient(Connected):

@@ -9,8 +9,9 @@ import torch
 from tensordict import NonTensorData, TensorDict
 from tensordict.base import TensorDictBase
 
-from tq_redis.client.columns import Fields, to_columns, to_tensordict
+from tq_redis.client.columns import to_tensordict
 from tq_redis.data import Column
+from tq_redis.data.given import Fields, to_columns
 
 # Typed in part.
 _nested: Any = torch.nested

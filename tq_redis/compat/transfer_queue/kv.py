@@ -7,10 +7,11 @@ from typing import Any
 
 from tensordict import TensorDict
 
-from tq_redis.client.columns import DataParser, Fields
+from tq_redis.client.columns import DataParser
 from tq_redis.compat.transfer_queue.kv_calls import Keys, Tags
 from tq_redis.compat.transfer_queue.metadata import KVBatchMeta
 from tq_redis.compat.transfer_queue.session import attached_client as get_client
+from tq_redis.data.given import Fields
 
 
 def kv_put(

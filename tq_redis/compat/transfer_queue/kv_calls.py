@@ -11,7 +11,7 @@ from tensordict import TensorDict
 from tensordict.base import TensorDictBase
 
 from tq_redis import metadata as strict
-from tq_redis.client.columns import DataParser, Fields, single_row
+from tq_redis.client.columns import DataParser, single_row
 from tq_redis.client.kv import AsyncKVClient
 from tq_redis.compat.transfer_queue.columns import jagged_tensordict, with_lists
 from tq_redis.compat.transfer_queue.errors import (
@@ -24,6 +24,7 @@ from tq_redis.compat.transfer_queue.errors import (
 from tq_redis.compat.transfer_queue.metadata import BatchMeta, KVBatchMeta
 from tq_redis.compat.transfer_queue.metadata.schema import from_strict
 from tq_redis.control.records import Rows
+from tq_redis.data.given import Fields
 from tq_redis.deadline import Deadline
 from tq_redis.errors import (
     InputError,

@@ -2,8 +2,9 @@
 -- ARGV     nothing: which keys are there? Else suffix, type (of one of them), cursor, count (of
 --          entries that one call looks at, about)
 -- Returns  code ok: keys ({suffix, type}, ...) without what a load makes anew: ready indexes, leases,
---          waiters, events, changes, freed blocks, room for puts; or cursor ('0' at the key's end), items (of a hash name,
---          value, ...; of a sorted set member, score, ...; of a set members; some may come twice)
+--          waiters, events, changes, freed blocks, room for puts; or cursor ('0' at the key's end),
+--          items (of a hash name, value, ...; of a sorted set member, score, ...; of a set members;
+--          some may come twice)
 --          code no_partition
 local COMMANDS = { hash = 'HSCAN', zset = 'ZSCAN', set = 'SSCAN' }
 local MADE_ANEW = { admitted = true, changes = true, freed = true, frozen = true, leases = true,

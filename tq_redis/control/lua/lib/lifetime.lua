@@ -4,7 +4,8 @@
 local function partition_keys()
   local names = { P }
   for _, suffix in ipairs({ 'samples', 'schema', 'blocks', 'live', 'freed', 'indexes', 'group',
-      'keys', 'key_of', 'changes', 'tagnames', 'events', 'waiters', 'frozen', 'thaws', 'admitted', 'evicted' }) do
+      'keys', 'key_of', 'changes', 'tagnames', 'events', 'waiters', 'frozen', 'thaws', 'admitted',
+      'evicted' }) do
     names[#names + 1] = key(suffix)
   end
   for _, field in ipairs(redis.call('HKEYS', key('schema'))) do
