@@ -16,8 +16,12 @@ _HEALTH_CHECKS = {"health_check_period_ms": 500, "health_check_failure_threshold
 
 
 @contextmanager
-def two_raylets(object_store_bytes: int) -> Generator[tuple[Any, Any]]:
-    """The cluster and its second node; this process has joined the first one."""
+def two_raylets(object_store_bytes: int, **far_more: Any) -> Generator[tuple[Any, Any]]:
+    """The cluster and its second node; this process has joined the first one.
+
+    Args:
+        far_more: options of the second node alone, such as ``resources``.
+    """
     directory = tempfile.mkdtemp(prefix="tq-ray-")
     options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": object_store_bytes}
     cluster: Any = Cluster(
@@ -30,7 +34,7 @@ def two_raylets(object_store_bytes: int) -> Generator[tuple[Any, Any]]:
         },
     )
     try:
-        far = cluster.add_node(**options)
+        far = cluster.add_node(**options, **far_more)
         ray.init(address=cluster.address, log_to_driver=False)
         yield cluster, far
     finally:

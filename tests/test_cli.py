@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -9,7 +10,10 @@ from click.testing import CliRunner, Result
 
 import tq_redis as tq
 from tests.conftest import WaitUntil
+from tests.data.listed_units import listing_of
 from tq_redis.cli import main
+from tq_redis.config import Config, RedisConfig
+from tq_redis.storage_unit import StorageUnit
 
 
 def run(*words: str) -> Result:
@@ -82,3 +86,33 @@ def test_limits_are_shown(client: tq.Client, redis_url: str, namespace: str) -> 
     lines = [line.split() for line in found.output.splitlines()]
     assert ["actor", "x", "3", "0", "1", "0", "-"] in lines
     assert ["actor", "3", "4", "evict", "2"] in lines
+
+
+def test_bytes_are_shown_per_store(client: tq.Client, redis_url: str, namespace: str) -> None:
+    for partition in ("train_1", "train_2"):
+        client.put({"x": torch.zeros(2, 125_000), "y": torch.zeros(2)}, partition_id=partition)
+    where = ("--url", redis_url, "--namespace", namespace)
+    (used,) = client.get_store_usage()
+    assert (used.blocks, used.used) == (2, 2 * 1_000_008)
+    lines = [line.split() for line in run("status", *where).output.splitlines()]
+    assert lines[-2] == ["store", "blocks", "MB", "may", "keep", "MB"]
+    assert lines[-1] == ["memory", "2", "2.0", "-"]
+    one = run("status", "train_2", *where).output.splitlines()[-1].split()
+    assert one == ["memory", "1", "1.0", "-"]
+
+
+def test_a_storage_unit_is_shown_with_what_it_may_keep(redis_url: str, namespace: str) -> None:
+    config = Config(redis=RedisConfig(url=redis_url, namespace=namespace))
+    unit = StorageUnit(config, host="127.0.0.1", capacity=1 << 29)
+
+    async def entered(stop: asyncio.Event) -> list[str]:
+        serving = asyncio.create_task(unit.run(stop))
+        async with listing_of(config) as listing:
+            await listing.until(1)
+        where = ("--url", redis_url, "--namespace", namespace)
+        found = await asyncio.to_thread(run, "status", *where)
+        stop.set()
+        await serving
+        return found.output.splitlines()[-1].split()
+
+    assert asyncio.run(entered(asyncio.Event())) == [f"zmq/{unit.id}", "0", "0.0", "536.9"]

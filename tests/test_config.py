@@ -146,6 +146,32 @@ def test_parsers_are_for_units_that_init_starts() -> None:
         load_config({"data": {"parsers": parsers}})
 
 
+@pytest.mark.parametrize(
+    ("placement", "units", "words"),
+    [
+        ({"strategy": "STRICT_SPREAD"}, 0, r"data\.placement .*data\.units is 0"),
+        ({"strategy": "RANDOM"}, 1, r"RANDOM"),
+        ({"strategi": "PACK"}, 1, r"data\.placement\.strategi.*'strategy'"),
+        ({"resources": {"CPU": 1}}, 1, r"must not name CPU.*data\.placement\.cpus"),
+        ({"cpus": 1.5}, 1, r"data\.placement\.cpus must be .*got 1\.5"),
+        ({"cpus": -1}, 1, r"data\.placement\.cpus must be .*got -1"),
+        ({"cpus": float("nan")}, 1, r"data\.placement\.cpus must be .*got nan"),
+        ({"resources": {"storage": 1e-5}}, 1, r"data\.placement\.resources\.storage must be"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused(
+    placement: dict[str, Any], units: int, words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config({"data": {"placement": placement, "units": units}})
+
+
+@pytest.mark.parametrize("cpus", [0, 0.5, 1, 2])
+def test_a_unit_reserves_part_of_a_cpu_or_whole_ones(cpus: float) -> None:
+    conf = {"data": {"units": 1, "placement": {"cpus": cpus, "resources": {"memory": 1 << 30}}}}
+    assert load_config(conf).data.placement.cpus == cpus
+
+
 @pytest.mark.parametrize("namespace", ["", "a b", "a:b", "{a}", "a\n", "a\u00a0b"])
 def test_a_namespace_is_one_word(namespace: str) -> None:
     with pytest.raises(ConfigError, match=r"redis\.namespace"):

@@ -13,14 +13,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from tq_redis.config import load_config
+from tq_redis.control.blocks import Kept
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.shards import Shards
 from tq_redis.control.standing import Standing, Waiter, standing_of
+from tq_redis.control.units import UnitList
 from tq_redis.deadline import Deadline
 from tq_redis.errors import ConfigError, TQError
 from tq_redis.metrics import MetricsServer
 from tq_redis.storage_unit import StorageUnit
 from tq_redis.store.parsers import BlockParser
+from tq_redis.store.units import Unit
 
 _LISTED = 20
 
@@ -43,7 +46,7 @@ def status(
     """Show how far each task of PARTITION is, or of all partitions.
 
     Per task: samples that can be claimed now, that consumers hold with a lease, that are consumed
-    or set aside; and who waits for how many, since when.
+    or set aside; and who waits for how many, since when. Per store: the bytes that it keeps.
     """
     redis = {name: value for name, value in {"url": url, "namespace": namespace}.items() if value}
     try:
@@ -184,6 +187,8 @@ async def _show(
             _print_standing(console, name, await standing_of(control, name, deadline))
             if missing:
                 await _print_missing(console, control, name, deadline)
+        units = await UnitList(servers, control.keys).units(deadline)
+        _print_stores(console, [await control.kept(name, deadline) for name in names], units)
     finally:
         await control.close()
 
@@ -224,6 +229,24 @@ def _print_limits(console: Console, standing: Standing) -> None:
         if state.limit or state.evicted:
             limit = (str(state.limit.samples), state.limit.when_full) if state.limit else ("-", "-")
             table.add_row(escape(task), str(state.unconsumed), *limit, str(state.evicted))
+    if table.row_count:
+        console.print(table)
+
+
+def _print_stores(
+    console: Console, partitions: Sequence[Mapping[str, Kept]], units: Mapping[str, Unit]
+) -> None:
+    """The stores of these partitions, and the units that are there, whether they keep any or not.
+    How much a store in Ray may keep, Redis does not know."""
+    may_keep = {f"zmq/{name}": f"{unit.capacity / 1e6:.1f}" for name, unit in units.items()}
+    table = Table("store", box=None, padding=(0, 2), highlight=True)
+    for title in ("blocks", "MB", "may keep MB"):
+        table.add_column(title, overflow="fold")
+    for store in sorted({*may_keep, *(store for kept in partitions for store in kept)}):
+        mine = [kept[store] for kept in partitions if store in kept]
+        nbytes = sum(kept.nbytes for kept in mine)
+        blocks = sum(kept.blocks for kept in mine)
+        table.add_row(escape(store), str(blocks), f"{nbytes / 1e6:.1f}", may_keep.get(store, "-"))
     if table.row_count:
         console.print(table)
 

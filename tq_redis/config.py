@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from tq_redis.errors import ConfigError, nearest
 
 BackendName = Literal["ray", "zmq", "memory"]
+Strategy = Literal["SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK"]
 
 URL_VARIABLE = "TQ_REDIS_URL"
 NAMESPACE_VARIABLE = "TQ_REDIS_NAMESPACE"
@@ -44,6 +45,24 @@ class RedisConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(_words(self.url))
 
 
+class PlacementConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Over which Ray nodes the units of ``data.units`` are spread: those that a placement group
+    with a bundle for each gives them.
+
+    Attributes:
+        strategy: Ray's: ``SPREAD`` (over as many nodes as there are), ``STRICT_SPREAD`` (each on a
+            node of its own), ``PACK`` (on few) or ``STRICT_PACK`` (on one).
+        cpus: that each unit reserves of its node.
+        resources: what else each reserves, by Ray's names: ``memory`` in bytes, or a custom one,
+            of which nodes are given some (``ray start --resources '{"storage": 2}'``) that are to
+            take units.
+    """
+
+    strategy: Strategy = "SPREAD"
+    cpus: float = 0.0
+    resources: dict[str, float] = {}
+
+
 class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The data plane.
 
@@ -52,9 +71,11 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             also for processes outside Ray) or ``memory`` (one process).
         routes: field -> backend, for fields that are kept elsewhere; the field may be a pattern
             (``image_*``, ``*``), of which the first that fits counts.
-        units: storage units that :func:`tq_redis.init` starts as Ray actors, spread over the
-            nodes. 0: those that ``tq-redis storage-unit`` starts are used.
+        units: storage units that :func:`tq_redis.init` starts as Ray actors. 0: those that
+            ``tq-redis storage-unit`` starts are used.
         unit_bytes: bytes that each of these may keep.
+        placement: the nodes that these run on. Stores in Ray have no such choice: every node from
+            which columns are put gets one.
         parsers: name -> ``package.module:function``, of what these offer to run on the columns of
             a put that names it (``data_parser``).
         curve: encrypt what travels between clients and stores by ZeroMQ (CurveZMQ); each store
@@ -69,6 +90,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     routes: dict[str, BackendName] = {}
     units: int = 0
     unit_bytes: int = 4 << 30
+    placement: PlacementConfig = PlacementConfig()
     parsers: dict[str, str] = {}
     curve: bool = False
     block_bytes: int = 32 << 20
@@ -201,6 +223,7 @@ def _check_ranges(config: Config) -> None:
             raise ConfigError(f"Setting {name} must be positive, got {value}")
     if config.data.units < 0:
         raise ConfigError(f"Setting data.units must not be negative, got {config.data.units}")
+    _check_placement(config.data)
     if config.data.parsers and not config.data.units:
         raise ConfigError(
             "Setting data.parsers is for the units that init() starts, and data.units is 0. To "
@@ -213,3 +236,25 @@ def _check_ranges(config: Config) -> None:
             f"Setting redis.namespace must be a word without spaces, colons or braces, "
             f"got {config.redis.namespace!r}"
         )
+
+
+def _check_placement(data: DataConfig) -> None:
+    placement = data.placement
+    if placement != PlacementConfig() and not data.units:
+        raise ConfigError(
+            "Setting data.placement is for the units that init() starts, and data.units is 0"
+        )
+    for name in ("CPU", "GPU", "object_store_memory"):
+        if name in placement.resources:
+            raise ConfigError(
+                f"Setting data.placement.resources must not name {name}: CPUs are in "
+                f"data.placement.cpus, others of Ray's own no unit needs"
+            )
+    reserved = {"cpus": placement.cpus}
+    reserved |= {f"resources.{name}": amount for name, amount in placement.resources.items()}
+    for name, amount in reserved.items():
+        if not (amount == 0 or 0.0001 <= amount < 1 or (amount >= 1 and amount % 1 == 0)):
+            raise ConfigError(
+                f"Setting data.placement.{name} must be 0, a part of 1, or a whole number, "
+                f"got {amount}"
+            )

@@ -146,7 +146,11 @@ class Instance:
                 self._connection.url,
             )
             await self._clear_left(left)
-        await self._data.start(Deadline(_START_S))
+        try:
+            await self._data.start(Deadline(_START_S))
+        except BaseException:
+            await self._leave()
+            raise
         self._upkeep = asyncio.create_task(self._keep_up())
         return True
 
@@ -177,21 +181,25 @@ class Instance:
         """Close; the owner ends the instance: partitions, stores, its claim to the namespace."""
         if self._upkeep is not None:
             self._upkeep.cancel()
-            try:
-                await self._clear(await self.core.get_partition_list(timeout=_CONTACT_S))
-                await self._connection.command(
-                    "DEL", self._keys.settings, deadline=Deadline(_CONTACT_S)
-                )
-                await self._connection.withdraw(self._keys, Deadline(_CONTACT_S))
-                await self._ownership.give_up(Deadline(_CONTACT_S))
-            except ServerError as error:
-                _log.warning(
-                    "The keys of namespace %s could not be removed; they expire by themselves. %s",
-                    self.config.redis.namespace,
-                    error,
-                )
-            await self._data.shutdown(Deadline(_END_S))
+            await self._leave()
         await self.core.close()
+
+    async def _leave(self) -> None:
+        """End what this process owns."""
+        try:
+            await self._clear(await self.core.get_partition_list(timeout=_CONTACT_S))
+            await self._connection.command(
+                "DEL", self._keys.settings, deadline=Deadline(_CONTACT_S)
+            )
+            await self._connection.withdraw(self._keys, Deadline(_CONTACT_S))
+            await self._ownership.give_up(Deadline(_CONTACT_S))
+        except ServerError as error:
+            _log.warning(
+                "The keys of namespace %s could not be removed; they expire by themselves. %s",
+                self.config.redis.namespace,
+                error,
+            )
+        await self._data.shutdown(Deadline(_END_S))
 
     async def cli_words(self, key: str) -> tuple[str, bool]:
         """The arguments of redis-cli that lead to a key, and whether it wants a password.

@@ -19,17 +19,22 @@ class Checkpoints:
 
     Args:
         root: the folder that holds them.
-        keep: how many of the last ones stay.
+        keep: how many of the last ones stay; None: all.
     """
 
-    def __init__(self, root: Path, keep: int) -> None:
-        if keep < 1:
+    def __init__(self, root: Path, keep: int | None) -> None:
+        if keep is not None and keep < 1:
             raise ValueError(f"At least one checkpoint must be kept, got {keep}")
         self.root = root
         self.keep = keep
 
     def folder(self, step: int) -> Path:
         return self.root / f"{_PREFIX}{step}"
+
+    @staticmethod
+    def step_of(folder: Path) -> int:
+        """The step after which the checkpoint in ``folder`` was saved."""
+        return int(folder.name.removeprefix(_PREFIX))
 
     @property
     def latest(self) -> int | None:
@@ -49,10 +54,11 @@ class Checkpoints:
         temporary = self.root / f"{_TRACKER}.tmp"
         temporary.write_text(str(step))
         temporary.replace(self.root / _TRACKER)
-        steps = sorted(int(path.name.removeprefix(_PREFIX)) for path in self._folders())
+        steps = sorted(self.step_of(path) for path in self._folders())
         complete = [other for other in steps if other <= step]
         stale = [other for other in steps if other > step]
-        for other in (*complete[: -self.keep], *stale):
+        dropped = [] if self.keep is None else complete[: -self.keep]
+        for other in (*dropped, *stale):
             shutil.rmtree(self.folder(other))
 
     def _folders(self) -> list[Path]:

@@ -32,7 +32,8 @@ _SOURCE = Path(__file__).parents[2]
 
 @contextmanager
 def ray_cluster(config: DictConfig) -> Generator[None]:
-    """Run Ray with the settings of ``ray_kwargs.ray_init`` for the length of the block."""
+    """Run Ray with the settings of ``ray_kwargs.ray_init`` for the length of the block, or join the
+    cluster whose ``address`` they name."""
     settings: Any = OmegaConf.to_container(config.ray_kwargs.ray_init, resolve=True)
     runtime = settings.pop("runtime_env", None) or {}
     inherited = (*DEFAULTS, "MPLCONFIGDIR")
@@ -43,10 +44,11 @@ def ray_cluster(config: DictConfig) -> Generator[None]:
         # verl keeps lock files of checkpoints in the folder for temporary files, for good.
         variables["TMPDIR"] = str(folder)
         try:
+            # A cluster of several nodes is there already: +ray_kwargs.ray_init.address=auto
+            if "address" not in settings:
+                settings |= {"address": "local", "_temp_dir": str(folder)}
             ray.init(
-                address="local",
                 logging_level=logging.WARNING,
-                _temp_dir=str(folder),
                 runtime_env={
                     **{key: value for key, value in runtime.items() if value is not None},
                     "env_vars": {**variables, **runtime.get("env_vars", {})},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 
@@ -21,7 +22,17 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
 )
 
 
+# Said at each start, whatever the configuration.
+_NO_NEWS = (
+    ".* engine is not available",
+    "Disabled critic as algorithm.adv_estimator != gae",
+    "'set_vital' is deprecated",
+)
+
+
 def prepare_environment() -> None:
     """Set those that are not set. Call this before the first import of verl or Ray."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    for message in _NO_NEWS:
+        warnings.filterwarnings("ignore", message=message)

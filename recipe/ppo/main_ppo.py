@@ -6,6 +6,7 @@ continues a run that was killed.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from contextlib import redirect_stdout
@@ -14,25 +15,32 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from recipe.ppo.environment import prepare_environment
 
-METRICS = "metrics.jsonl"
 PLOT = "accuracy.png"
+
+# Where libraries write that would else choose the home or the working folder.
+_PLACES = {
+    "MPLCONFIGDIR": "cache/matplotlib",
+    "TENSORBOARD_DIR": "tensorboard",
+    "WANDB_DIR": ".",
+    "VERL_FILE_LOGGER_PATH": "tracking.jsonl",
+}
 
 # Settings of verl that exist, but with one value here.
 _FIXED = {
-    "task.name": "spell_backward",
-    "algorithm.adv_estimator": "grpo",
-    "actor_rollout_ref.rollout.val_kwargs.n": 1,
-    "reward.reward_model.enable": False,
+    "reward.reward_model.enable_resource_pool": False,
     "distillation.enabled": False,
-    "trainer.balance_batch": False,
-    "trainer.resume_mode": "auto",
-    "trainer.val_before_train": True,
-    "trainer.val_only": False,
+    "trainer.default_hdfs_dir": None,
+    "actor_rollout_ref.actor.calculate_sum_pi_squared": False,
 }
+
+_ESTIMATORS = (
+    *("gae", "grpo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "rloo"),
+    *("opo", "grpo_passk", "gpg", "rloo_vectorized", "grpo_vectorized"),
+)
 
 
 @hydra.main(version_base=None, config_path="config", config_name="ppo")
@@ -48,7 +56,8 @@ def main(config: DictConfig) -> None:
 
 
 def run(config: DictConfig) -> None:
-    """Make the data and the warm start, train from the last checkpoint, and report.
+    """Make the data and the warm start where there is a task, train from the last checkpoint, and
+    report.
 
     Raises:
         TQError: a setting is wrong, or the queue cannot be used as configured.
@@ -56,100 +65,132 @@ def run(config: DictConfig) -> None:
     output = Path(config.output_dir).resolve()
     config.output_dir = str(output)
     OmegaConf.resolve(config)
-    settings = _check(config)
-    # reasoning-gym imports matplotlib, which writes to the home folder unless told before.
-    os.environ.setdefault("MPLCONFIGDIR", str(Path(config.task.cache_dir) / "matplotlib"))
-
+    _check(config)
+    for variable, place in _PLACES.items():
+        os.environ.setdefault(variable, str(output / place))
     from recipe.ppo.checkpoints import Checkpoints
-    from recipe.ppo.records import Records
 
     output.mkdir(parents=True, exist_ok=True)
-    records = Records(output / METRICS)
-    checkpoints = Checkpoints(
-        Path(config.trainer.default_local_dir), config.trainer.max_actor_ckpt_to_keep
-    )
-    if (checkpoints.latest or 0) < config.trainer.total_training_steps:
-        _train(config, settings, records)
-    _report(records, output)
+    done = Checkpoints(Path(config.trainer.default_local_dir), None).latest or 0
+    if done < (config.trainer.total_training_steps or done + 1):
+        _train(config)
+    if "task" in config:
+        _report(output)
 
 
-def _check(config: DictConfig) -> Any:
-    """Settings of the warm start; refuses a configuration that would fail later.
+def _check(config: DictConfig) -> None:
+    """Refuse a configuration that would fail later.
 
     Raises:
         ConfigError: a setting is unknown, out of range, or one that this recipe has no code for.
         ServerUnavailableError, AuthenticationError, ServerPolicyError: Redis cannot be used.
     """
-    import msgspec
-    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
 
-    from recipe.tasks.warm_start import WarmStartSettings
+    from recipe.ppo.planes import queue_settings
     from tq_redis import ConfigError, check_server
 
-    check_server(config.tq_redis)
+    if config.tq_redis.step.queue:
+        check_server(queue_settings(config.tq_redis))
     for name, value in _FIXED.items():
         if OmegaConf.select(config, name) != value:
             raise ConfigError(f"{name} must be {value}, got {OmegaConf.select(config, name)!r}")
+    if config.algorithm.adv_estimator not in _ESTIMATORS:
+        raise ConfigError(
+            f"algorithm.adv_estimator must be one of {', '.join(_ESTIMATORS)}, got "
+            f"{config.algorithm.adv_estimator!r}"
+        )
+    without_model = copy.deepcopy(config)
+    without_model.critic.model = None  # it may not be there yet
     try:
         with redirect_stdout(StringIO()):  # verl prints that all is well
-            validate_config(config, need_reference_policy(config), use_critic=False)
+            validate_config(without_model, need_reference_policy(config), need_critic(config))
+    except (AssertionError, ValueError) as error:
+        raise ConfigError(str(error)) from error
+    if "task" in config:
+        from recipe.tasks import spell_backward
+
+        if config.task.name != spell_backward.NAME:
+            raise ConfigError(
+                f"task.name must be {spell_backward.NAME}, got {config.task.name!r}. For data of "
+                "your own take --config-name tq_redis_ppo_trainer"
+            )
+        _warm_start_settings(config)
+
+
+def _warm_start_settings(config: DictConfig) -> Any:
+    import msgspec
+
+    from recipe.tasks.warm_start import WarmStartSettings
+    from tq_redis import ConfigError
+
+    try:
         return msgspec.convert(
             OmegaConf.to_container(config.task.warm_start, resolve=True), WarmStartSettings
         )
-    except (AssertionError, ValueError, msgspec.ValidationError) as error:
+    except msgspec.ValidationError as error:
         raise ConfigError(str(error)) from error
 
 
-def _train(config: DictConfig, settings: Any, records: Any) -> None:
-    import ray
-
-    import tq_redis as tq
+def _train(config: DictConfig) -> None:
     from recipe.ppo.cluster import ray_cluster
+    from recipe.ppo.planes import open_plane
     from recipe.ppo.ray_trainer import RayPPOTrainer
+    from recipe.ppo.reports import Reports
+    from recipe.ppo.workers import start_workers
+
+    if "task" in config:
+        prepare(config)
+    _use_rollout_correction(config)
+    with ray_cluster(config), open_plane(config.tq_redis) as plane:
+        trainer = RayPPOTrainer(config, plane, start_workers(config), Reports(config))
+        trainer.fit()
+
+
+def prepare(config: DictConfig) -> None:
+    """Data and model of the task."""
     from recipe.tasks.spell_backward import make_splits, write_parquet
     from recipe.tasks.warm_start import warm_start
 
-    with ray_cluster(config):
-        try:
-            tq.init(config.tq_redis)
-            _announce(ray.get_runtime_context().gcs_address)
-            splits = make_splits()
-            write_parquet(splits.train, "train", Path(config.data.train_files))
-            write_parquet(splits.tuning, "tuning", Path(config.data.val_files))
-            write_parquet(splits.test, "test", Path(config.data.test_files))
-            model = warm_start(settings, splits, Path(config.task.cache_dir))
-            config.actor_rollout_ref.model.path = str(model)
-            trainer = RayPPOTrainer(config, tq.get_client(), records)
-            trainer.start_workers()
-            trainer.fit()
-        finally:
-            tq.close()
+    splits = make_splits()
+    write_parquet(splits.train, "train", Path(config.data.train_files))
+    write_parquet(splits.tuning, "tuning", Path(config.data.val_files))
+    write_parquet(splits.test, "test", Path(config.data.test_files))
+    model = warm_start(_warm_start_settings(config), splits, Path(config.task.cache_dir))
+    config.actor_rollout_ref.model.path = str(model)
+    for other in (config.critic.model, config.reward.reward_model):
+        for name in ("path", "tokenizer_path", "model_path"):
+            if name in other:
+                other[name] = str(model)
 
 
-def _announce(ray_address: str) -> None:
-    """Say how to look into the running job."""
-    import tq_redis as tq
+def _use_rollout_correction(config: DictConfig) -> None:
+    """In bypass mode the loss corrects, so the actor must know how."""
+    correction = config.algorithm.get("rollout_correction")
+    if correction and correction.get("bypass_mode"):
+        loss = config.actor_rollout_ref.actor.policy_loss
+        with open_dict(loss):
+            loss.rollout_correction = correction
+            loss.loss_mode = "bypass_mode"
 
-    print(
-        f"watch step 1 (the number in the key is the step's):\n  {tq.progress_command('train_1')}\n"
-        f"attach from Python: RAY_ADDRESS={ray_address} RAY_AUTH_MODE=disabled",
-        flush=True,
-    )
 
-
-def _report(records: Any, output: Path) -> None:
+def _report(output: Path) -> None:
     """Print accuracy before and after, and draw the curves."""
-    from recipe.ppo.plot import draw
+    from recipe.ppo.plot import TEST_ACCURACY, draw
+    from recipe.ppo.records import Records
+    from recipe.ppo.reports import METRICS
 
-    history = records.read()
-    before, after = history[0]["test/acc"], history[-1]["test/acc"]
+    history = Records(output / METRICS).read()
     draw(history, output / PLOT)
-    print(
-        f"held-out accuracy, greedy: {before:.3f} before RL, {after:.3f} after "
-        f"{history[-1]['step']} steps ({100 * (after - before):+.1f} points)\n"
-        f"metrics: {records.path}\nplot:    {output / PLOT}"
-    )
+    print(f"metrics: {output / METRICS}\nplot:    {output / PLOT}")
+    tested = [record for record in history if TEST_ACCURACY in record]
+    if len(tested) > 1:
+        before, after = tested[0][TEST_ACCURACY], tested[-1][TEST_ACCURACY]
+        print(
+            f"held-out accuracy, greedy: {before:.3f} before RL, {after:.3f} after "
+            f"{tested[-1]['step']} steps ({100 * (after - before):+.1f} points)"
+        )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,9 @@ import matplotlib.pyplot as pyplot
 
 from recipe.ppo.records import Metrics, Records
 
+VAL_ACCURACY = "val-core/reasoning_gym/spell_backward/acc/mean@1"
+TEST_ACCURACY = "test-core/reasoning_gym/spell_backward/acc/mean@1"
+
 
 def draw(history: Sequence[Metrics], path: Path) -> None:
     """Reward and accuracy by step, as a PNG.
@@ -25,16 +28,16 @@ def draw(history: Sequence[Metrics], path: Path) -> None:
     """
     figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
     curves = {
-        "reward (training words, sampled)": ("reward/mean", "-"),
-        "accuracy (training words, sampled)": ("acc/mean", "-"),
-        "accuracy (tuning words, greedy)": ("tuning/acc", "o-"),
-        "accuracy (test words, greedy)": ("test/acc", "D"),
+        "reward (training words, sampled)": ("critic/score/mean", "-"),
+        "accuracy (training words, sampled)": ("reward/acc/mean", "-"),
+        "accuracy (tuning words, greedy)": (VAL_ACCURACY, "o-"),
+        "accuracy (test words, greedy)": (TEST_ACCURACY, "D"),
     }
     for label, (metric, style) in curves.items():
         points = [(record["step"], record[metric]) for record in history if metric in record]
         if points:
             axes.plot(*_axes(points), style, label=label, markersize=5)
-    axes.set(xlabel="step", ylabel="share", ylim=(0, 1), title="GRPO on spell_backward")
+    axes.set(xlabel="step", ylabel="share", ylim=(0, 1), title="spell_backward")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=120)

@@ -1,195 +1,319 @@
-"""GRPO: the driver holds references to samples, the workers and the queue hold the samples."""
+"""PPO and its kin: the driver says what is done next, and holds no column of any sample."""
 
 from __future__ import annotations
 
-import sys
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
-import ray
 import torch
 from omegaconf import DictConfig
 from tqdm import tqdm
-from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
+from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.utils import need_reference_policy
-from verl.utils import hf_tokenizer
+from verl.utils import hf_processor, hf_tokenizer
 
 from recipe.ppo.actor_worker import ActorWorker
 from recipe.ppo.checkpoints import Checkpoints
-from recipe.ppo.prompts import Columns, TrainingPrompts, read_prompts, repeat
-from recipe.ppo.records import Metrics, Records
+from recipe.ppo.critic_worker import CriticWorker, RewardModelWorker
+from recipe.ppo.planes import Plane
+from recipe.ppo.prompts import Columns, Prompts
+from recipe.ppo.records import Metrics
+from recipe.ppo.reports import Reports, timing_metrics
 from recipe.ppo.sample_worker import SampleWorker
 from recipe.ppo.step import Step
-from tq_redis import Client
+from recipe.ppo.workers import Workers
 
 _DATALOADER = "data.pt"
+_SAMPLES = "samples.json"
+_QUEUE = "queue"
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    """What the steps of a configuration consist of.
+
+    Attributes:
+        baselines: a greedy answer to each prompt is the baseline of the others (REMAX).
+        balance: parts with as many tokens as others for the ranks of the actor.
+        reward_beside: the reward is computed beside log-probabilities and values.
+        bypass: the rollout's log-probabilities are taken for the actor's.
+        correction: the difference of the two is corrected for.
+        reference: log-probabilities of a reference model are needed.
+        kl_in_reward: their distance is a part of the reward.
+        critic_warmup: the actor is updated from this step on.
+    """
+
+    baselines: bool
+    balance: bool
+    reward_beside: bool
+    bypass: bool
+    correction: bool
+    reference: bool
+    kl_in_reward: bool
+    critic_warmup: int
+
+    @classmethod
+    def of(cls, config: DictConfig) -> Algorithm:
+        """That of the whole configuration."""
+        algorithm = config.algorithm
+        correction = algorithm.get("rollout_correction")
+        bypass = bool(correction and correction.get("bypass_mode"))
+        corrects = bool(
+            correction and (correction.get("rollout_is") or correction.get("rollout_rs"))
+        )
+        return cls(
+            baselines=algorithm.adv_estimator == AdvantageEstimator.REMAX,
+            balance=config.trainer.balance_batch,
+            reward_beside=config.reward.launch_reward_fn_async,
+            bypass=bypass,
+            correction=corrects and not bypass,
+            reference=need_reference_policy(config),
+            kl_in_reward=algorithm.use_kl_in_reward,
+            critic_warmup=config.trainer.critic_warmup,
+        )
 
 
 class RayPPOTrainer:
-    """Runs the steps of GRPO and nothing else: no tensor passes through this process.
+    """Runs the steps.
 
     Args:
-        config: the whole configuration, resolved; ``actor_rollout_ref.model.path`` is set.
-        client: of the queue.
-        records: where the metrics go.
+        config: the whole configuration, resolved.
+        plane: how columns travel between tasks.
+        workers: who does the tasks.
+        reports: where metrics go.
     """
 
-    def __init__(self, config: DictConfig, client: Client, records: Records) -> None:
+    def __init__(
+        self, config: DictConfig, plane: Plane, workers: Workers, reports: Reports
+    ) -> None:
         self.config = config
-        self.client = client
-        self.records = records
+        self.plane = plane
+        self.workers = workers
+        self.reports = reports
+        self.algorithm = Algorithm.of(config)
         self.step = 0
-        self.total_steps: int = config.trainer.total_training_steps
-        self.uses_reference: bool = need_reference_policy(config)
         self.checkpoints = Checkpoints(
             Path(config.trainer.default_local_dir), config.trainer.max_actor_ckpt_to_keep
         )
-        tokenizer = hf_tokenizer(config.actor_rollout_ref.model.path)
-        cache = Path(config.task.cache_dir)
-        data = config.data
-        self.prompts = TrainingPrompts(data, tokenizer, cache)
-        self.held_out: dict[str, Columns] = {
-            "tuning": read_prompts(data.val_files, data, tokenizer, cache, data.val_max_samples),
-            "test": read_prompts(data.test_files, data, tokenizer, cache, data.test_max_samples),
+        data, prompts = config.data, _prompts(config, workers)
+        self.prompts = prompts.training()
+        self.held_out = {
+            "val": prompts.held_out(data.val_files, data.val_max_samples),
+            "test": prompts.held_out(data.test_files, data.test_max_samples),
         }
-
-    def start_workers(self) -> None:
-        """Start the worker processes and build the model in them."""
-        config = self.config
-        role = "actor_rollout_ref" if self.uses_reference else "actor_rollout"
-        on_device = config.trainer.device != "cpu"
-        self.actor: Any = _worker_group(
-            RayClassWithInitArgs(ray.remote(ActorWorker), config.actor_rollout_ref, role),
-            [config.trainer.n_gpus_per_node] * config.trainer.nnodes,
-            on_device,
-            config.trainer.device,
-        )
-        self.samples: Any = _worker_group(
-            RayClassWithInitArgs(
-                ray.remote(SampleWorker), config, config.actor_rollout_ref.model.path
-            ),
-            [1],
-            False,
-            config.trainer.device,
-        )
-        self.actor.init_model()
+        epochs = config.trainer.total_epochs
+        self.total_steps: int = config.trainer.total_training_steps or len(self.prompts) * epochs
 
     def fit(self) -> None:
         """Train from the last checkpoint to the last step, evaluating as configured."""
+        trainer = self.config.trainer
         self._resume()
-        with tqdm(total=self.total_steps, initial=self.step, desc="GRPO", disable=None) as bar:
-            if self.step == 0:
-                self._record({**self._evaluate("tuning"), **self._evaluate("test")}, bar)
+        with tqdm(total=self.total_steps, initial=self.step, desc="steps", disable=None) as bar:
+            if self.step == 0 and trainer.val_before_train:
+                self.reports.write(0, {**self._validate("val"), **self._validate("test")}, bar)
+            if trainer.val_only:
+                return
             for prompts in self.prompts:
                 if self.step >= self.total_steps:
                     break
                 self.step += 1
-                start = time.perf_counter()
-                metrics = self._train(prompts)
-                metrics["timing_s/step"] = time.perf_counter() - start
+                with self._profiled():
+                    metrics = self._train(prompts)
                 bar.update()
                 self._after(metrics, bar)
 
     def _train(self, prompts: Columns) -> Metrics:
-        uids = [f"{self.step}-{index}" for index in range(len(prompts["raw_prompt"]))]
-        columns = repeat(prompts, uids, self.config.actor_rollout_ref.rollout.n)
-        with self._step("train") as step:
-            step.put(columns, group_ids=columns["uid"])
-            step.run("generate", ActorWorker.generate_sequences, self.actor)
-            step.run("reward", SampleWorker.compute_reward, self.samples)
-            step.run("old_log_prob", ActorWorker.compute_log_prob, self.actor)
-            if self.uses_reference:
-                step.run("ref_log_prob", ActorWorker.compute_ref_log_prob, self.actor)
-            if self.config.algorithm.use_kl_in_reward:
-                step.run("advantage", SampleWorker.compute_advantage_with_kl, self.samples)
-            else:
-                step.run("advantage", SampleWorker.compute_advantage, self.samples)
-            if self.config.actor_rollout_ref.actor.use_kl_loss:
-                step.run("update_actor", ActorWorker.update_actor_with_kl, self.actor)
-            else:
-                step.run("update_actor", ActorWorker.update_actor, self.actor)
         start = time.perf_counter()
-        self._update_rollout()
-        step.metrics["timing_s/update_rollout"] = time.perf_counter() - start
-        return step.metrics
+        do, who = self.algorithm, self.workers
+        uids = [f"{self.step}-{row}" for row in range(len(prompts["raw_prompt"]))]
+        with self.plane.step(f"train_{self.step}") as step:
+            step.put(prompts, uids, repeat=self.config.actor_rollout_ref.rollout.n)
+            step.run("gen", who.rollout.task, who.rollout, global_steps=self.step)
+            if do.baselines:
+                self._baselines(step, prompts, uids)
+            who.rollout.sleep()
+            self._save_rollouts()
+            if do.balance:
+                step.balance(who.actor_ranks)
+            self._rate(step)
+            self._update(step)
+            step.run("metrics", SampleWorker.compute_metrics, who.samples)
+            self._show(step)
+        with step.timed("update_weights"):
+            who.rollout.update_weights(self.step)
+        step.seconds["step"] = time.perf_counter() - start
+        return {**step.metrics, **timing_metrics(step, who.actor.world_size)}
 
-    def _evaluate(self, split: str) -> Metrics:
-        """Greedy accuracy on a held-out set, as ``<split>/acc``, unless sampling is configured."""
-        prompts = self.held_out[split]
-        uids = [str(index) for index in range(len(prompts["raw_prompt"]))]
+    def _rate(self, step: Step) -> None:
+        """How much better or worse than expected each answer is."""
+        do, who = self.algorithm, self.workers
+        reward = self._score(step)
+        if not do.reward_beside:
+            reward()
+        if do.bypass:
+            step.run("old_log_prob", SampleWorker.take_rollout_log_probs, who.samples)
+        else:
+            step.run("old_log_prob", ActorWorker.compute_log_prob, who.actor)
+        if do.reference:
+            step.run("ref", ActorWorker.compute_ref_log_prob, who.actor)
+        if who.critic is not None:
+            step.run("values", CriticWorker.compute_values, who.critic)
+        reward()
+        if do.kl_in_reward:
+            step.run("kl", SampleWorker.penalize_kl, who.samples)
+        if do.correction:
+            step.run("rollout_corr", SampleWorker.correct_rollout, who.samples)
+        step.run("adv", SampleWorker.compute_advantage, who.samples)
+
+    def _update(self, step: Step) -> None:
+        """Train the models on the step's samples."""
+        if self.workers.critic is not None:
+            step.run("update_critic", CriticWorker.update_critic, self.workers.critic)
+        if self.step >= self.algorithm.critic_warmup:
+            step.run("update_actor", ActorWorker.update_actor, self.workers.actor)
+
+    def _baselines(self, step: Step, prompts: Columns, uids: list[str]) -> None:
+        """REMAX: the reward of each prompt's greedy answer."""
+        who = self.workers
+        with self.plane.step(f"greedy_{self.step}") as greedy:
+            greedy.put(prompts, uids)
+            greedy.run("gen", who.rollout.task, who.rollout, global_steps=self.step, greedy=True)
+            self._score(greedy)()
+            step.run("baselines", SampleWorker.compute_baselines, who.samples, greedy)
+
+    def _score(self, step: Step) -> Callable[[], Any]:
+        """Begin to compute rewards; gives what waits for them."""
+        who = self.workers
+        if who.reward_model is not None:
+            step.run("rm_score", RewardModelWorker.compute_rm_score, who.reward_model)
+        return step.start("reward", SampleWorker.compute_reward, who.rewards)
+
+    def _validate(self, split: str) -> Metrics:
+        """verl's validation metrics of a held-out set; ``val`` in their names is the set's name."""
+        who, trainer = self.workers, self.config.trainer
+        if not self.held_out[split]:
+            return {}
         start = time.perf_counter()
-        with self._step(split) as step:
-            step.put(repeat(prompts, uids, 1), group_ids=uids)
-            step.run("generate", ActorWorker.generate_sequences, self.actor, validate=True)
-            step.run("reward", SampleWorker.compute_reward, self.samples)
-        return {
-            f"{split}/acc": step.metrics["acc/mean"],
-            f"{split}/reward": step.metrics["reward/mean"],
-            f"timing_s/{split}": time.perf_counter() - start,
-        }
+        with self.plane.step(f"{split}_{self.step}") as step:
+            for batch, prompts in enumerate(self.held_out[split]):
+                uids = [f"{batch}-{row}" for row in range(len(prompts["raw_prompt"]))]
+                step.put(prompts, uids, repeat=self.config.actor_rollout_ref.rollout.val_kwargs.n)
+                step.run(
+                    "gen", who.rollout.task, who.rollout, global_steps=self.step, validate=True
+                )
+                if who.reward_model is not None:
+                    who.rollout.sleep()
+                self._score(step)()
+                if who.reward_model is not None:
+                    who.rollout.update_weights(self.step)
+            logged = trainer.log_val_generations
+            found = step.run("metrics", SampleWorker.validate, who.samples, log=logged)
+            if trainer.validation_data_dir:
+                self._dump(step, f"{trainer.validation_data_dir}/{split}")
+        if logged:
+            self.reports.write_generations(self.step, found["generations"])
+        metrics = {f"{split}{name.removeprefix('val')}": v for name, v in step.metrics.items()}
+        return {**metrics, f"timing_s/{split}": time.perf_counter() - start}
 
-    def _step(self, kind: str) -> Step:
-        return Step(self.client, f"{kind}_{self.step}")
+    def _show(self, step: Step) -> None:
+        """Let those see the samples of a step that asked for it."""
+        if self.config.trainer.rollout_data_dir:
+            self._dump(step, self.config.trainer.rollout_data_dir)
+        for watcher in self.prompts.watchers:
+            step.run("curriculum", watcher.see, watcher)
+
+    def _dump(self, step: Step, folder: str) -> None:
+        step.run(
+            "dump",
+            SampleWorker.write_generations,
+            self.workers.samples,
+            folder=folder,
+            global_steps=self.step,
+        )
 
     def _after(self, metrics: Metrics, bar: Any) -> None:
         """Evaluate, record and save, where this step is one that does."""
         trainer = self.config.trainer
         last = self.step == self.total_steps
-        if last or (trainer.test_freq > 0 and self.step % trainer.test_freq == 0):
-            metrics |= self._evaluate("tuning")
+        if trainer.test_freq > 0 and (last or self.step % trainer.test_freq == 0):
+            metrics |= self._validate("val")
         if last:
-            metrics |= self._evaluate("test")
+            metrics |= self._validate("test")
         metrics["driver/rss_mb"] = psutil.Process().memory_info().rss / 2**20
         # Before the checkpoint: a run that continues from it finds this record.
-        self._record(metrics, bar)
-        if last or (trainer.save_freq > 0 and self.step % trainer.save_freq == 0):
-            self._save()
+        self.reports.write(self.step, metrics, bar)
+        if trainer.save_freq > 0 and (last or self.step % trainer.save_freq == 0):
+            self.save()
 
-    def _record(self, metrics: Metrics, bar: Any) -> None:
-        self.records.write(self.step, metrics)
-        bar.write(_line(self.step, self.total_steps, metrics), file=sys.stdout)
-        sys.stdout.flush()  # a pipe would keep the line back
+    @contextmanager
+    def _profiled(self) -> Generator[None]:
+        """Let the models' processes record the step, where ``global_profiler.steps`` names it."""
+        profiler, groups = self.config.global_profiler, self.workers.models
+        if self.step not in (profiler.steps or ()):
+            yield
+            return
+        for group in groups:
+            group.start_profile(profile_step=self.step)
+        yield
+        last = self.step in (max(profiler.steps), self.total_steps)
+        for group in groups:
+            group.stop_profile(run_command=last)
 
-    def _update_rollout(self) -> None:
-        ray.get(self.actor.update_weights(global_steps=self.step))
-
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Write the checkpoint of the last step."""
         folder = self.checkpoints.start(self.step)
-        self.actor.save_checkpoint(str(folder / "actor"), global_step=self.step)
+        self.workers.actor.save_checkpoint(str(folder / "actor"), global_step=self.step)
+        if self.workers.critic is not None:
+            self.workers.critic.save_checkpoint(str(folder / "critic"), global_step=self.step)
+        self.workers.samples.save(str(folder / _SAMPLES))
         torch.save(self.prompts.state_dict(), folder / _DATALOADER)
+        self.plane.save(folder / _QUEUE)
         self.checkpoints.finish(self.step)
 
+    def _save_rollouts(self) -> None:
+        """Add what was generated to the checkpoint whose weights generated it."""
+        if self.config.tq_redis.step.save_rollouts and self.checkpoints.latest == self.step - 1:
+            self.plane.save(self.checkpoints.folder(self.step - 1) / _QUEUE)
+
     def _resume(self) -> None:
-        """Load the last checkpoint, if there is one, and give the rollout its weights."""
-        self.step = self.checkpoints.latest or 0
-        if self.step:
-            folder = self.checkpoints.folder(self.step)
-            self.actor.load_checkpoint(str(folder / "actor"))
+        """Load the checkpoint to start from, if there is one, and give the rollout its weights."""
+        folder = self._checkpoint()
+        if folder is not None:
+            self.step = Checkpoints.step_of(folder)
+            self.workers.actor.load_checkpoint(str(folder / "actor"))
+            if self.workers.critic is not None:
+                self.workers.critic.load_checkpoint(str(folder / "critic"))
+            self.workers.samples.load(str(folder / _SAMPLES))
             self.prompts.load_state_dict(torch.load(folder / _DATALOADER, weights_only=False))
             tqdm.write(f"resumed after step {self.step} from {folder}")
-        self.records.rewind(self.step if self.step else -1)
-        self._update_rollout()
+        self.plane.resume(f"train_{self.step + 1}", folder and folder / _QUEUE)
+        self.reports.rewind(self.step if folder else -1)
+        self.workers.rollout.update_weights(self.step)
+
+    def _checkpoint(self) -> Path | None:
+        trainer = self.config.trainer
+        if trainer.resume_mode == "disable":
+            return None
+        if trainer.resume_mode == "resume_path":
+            return Path(trainer.resume_from_path).resolve()
+        latest = self.checkpoints.latest
+        return None if latest is None else self.checkpoints.folder(latest)
 
 
-def _worker_group(
-    worker: RayClassWithInitArgs, processes: list[int], on_device: bool, device: str
-) -> RayWorkerGroup:
-    pool = RayResourcePool(processes, use_gpu=on_device, max_colocate_count=1)
-    return RayWorkerGroup(resource_pool=pool, ray_cls_with_init=worker, device_name=device)
-
-
-def _line(step: int, total: int, metrics: Metrics) -> str:
-    """The metrics of a step that a person follows, on one line."""
-    shown = {
-        "reward": "reward/mean",
-        "exact": "acc/mean",
-        "entropy": "actor/entropy",
-        "grad": "actor/grad_norm",
-        "tuning": "tuning/acc",
-        "test": "test/acc",
-        "s": "timing_s/step",
-    }
-    parts = [f"{name} {metrics[key]:.3f}" for name, key in shown.items() if key in metrics]
-    return f"step {step}/{total}  " + "  ".join(parts)
+def _prompts(config: DictConfig, workers: Workers) -> Prompts:
+    """The dataset, with the columns that generation and reward read."""
+    path = config.actor_rollout_ref.model.path
+    trust = config.data.get("trust_remote_code", False)
+    readers: tuple[Any, ...] = (workers.rollout.task, SampleWorker.compute_reward)
+    return Prompts(
+        config.data,
+        hf_tokenizer(path, trust_remote_code=trust),
+        hf_processor(path, trust_remote_code=trust, use_fast=True),
+        {name for task in readers for name in (*task.reads, *task.may_read)},
+        Path(config.output_dir) / "cache",
+    )

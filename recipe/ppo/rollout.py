@@ -14,6 +14,8 @@ from verl.workers.rollout.base import BaseRollout
 
 from recipe.generation import generate
 
+NAME = "transformers"
+
 
 class TransformersRollout(BaseRollout):
     """A second copy of the actor's model that generates with a KV cache.
@@ -52,11 +54,15 @@ class TransformersRollout(BaseRollout):
         Every rank must consume ``weights`` to the end: gathering a sharded tensor is a collective.
 
         Raises:
-            ValueError: the weights come in another wire format.
+            ValueError: the weights come in another wire format, or an adapter without its model.
             KeyError: the actor has a weight that this model has not.
         """
         if wire_format != "named_tensors":
             raise ValueError(f"The transformers rollout cannot read {wire_format!r} weights")
+        if unused.get("peft_config") is not None:
+            raise ValueError(
+                "The transformers rollout has no adapters: set actor_rollout_ref.model.lora.merge"
+            )
         own = self.model.state_dict()
         for name, weight in weights:
             own[name].copy_(weight)
@@ -98,6 +104,4 @@ class TransformersRollout(BaseRollout):
 
 def register() -> None:
     """Make verl find this rollout under the name ``transformers``."""
-    rollout_base._ROLLOUT_REGISTRY["transformers", "async"] = (
-        f"{__name__}.{TransformersRollout.__name__}"
-    )
+    rollout_base._ROLLOUT_REGISTRY[NAME, "async"] = f"{__name__}.{TransformersRollout.__name__}"

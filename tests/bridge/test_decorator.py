@@ -226,3 +226,56 @@ def test_inside_the_function_tensors_are_private(client: tq.Client, meta: tq.Bat
 
     tqbridge(reads=("x",))(scribble)(meta)
     assert client.get_columns(meta)["x"].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_optional_fields_travel_where_they_are(client: tq.Client) -> None:
+    @tqbridge(reads=("x",), may_read=("mask",), writes=("y",), may_write=("z",))
+    def seen(data: DataProto) -> DataProto:
+        out = {"y": data.batch["x"] + 1, "undeclared": data.batch["x"]}
+        if "mask" in data.batch:
+            out["z"] = data.batch["mask"]
+        return DataProto.from_dict(out, meta_info={"fields": sorted(data.batch.keys())})
+
+    bare = seen(client.put({"x": torch.zeros(2), "other": torch.ones(2)}, partition_id="p"))
+    full = seen(client.put({"x": torch.zeros(2), "mask": torch.ones(2)}, partition_id="q"))
+
+    assert bare.extra_info["fields"] == ["x"]
+    assert bare.field_names == ["other", "x", "y"]
+    assert full.extra_info["fields"] == ["mask", "x"]
+    assert full.field_names == ["mask", "x", "y", "z"]
+    assert seen.may_read == ("mask",)
+    assert seen.may_write == ("z",)
+
+
+def test_declared_tags_go_into_the_metadata_and_not_into_columns(client: tq.Client) -> None:
+    @tqbridge(reads=("x",), writes=("y",), tags=("length", "kind"))
+    def measure(data: DataProto) -> DataProto:
+        return DataProto.from_dict(
+            {"y": data.batch["x"], "length": torch.tensor([3, 5])},
+            {"kind": np.array(["a", "b"], dtype=object)},
+        )
+
+    made = client.put({"x": torch.zeros(2)}, partition_id="p", tags=[{"seed": 1}, {"seed": 2}])
+    out = measure(made)
+
+    assert out.field_names == ["x", "y"]
+    again = client.get_meta(["y"], 2, "p", task_name="t")
+    assert again.custom_meta == out.custom_meta
+    assert again.custom_meta == [
+        {"seed": 1, "length": 3, "kind": "a"},
+        {"seed": 2, "length": 5, "kind": "b"},
+    ]
+
+
+def test_tags_alone(client: tq.Client, meta: tq.BatchMeta) -> None:
+    @tqbridge(reads=("x",), writes=(), tags=("length",))
+    def measure(data: DataProto) -> DataProto:
+        return DataProto.from_dict({"length": data.batch["x"].long()})
+
+    assert [row["length"] for row in measure(meta).custom_meta] == [0, 1, 2, 3]
+    assert "produced:length" not in client.get_summary("p")
+
+
+def test_a_missing_tag_is_an_error(meta: tq.BatchMeta) -> None:
+    with pytest.raises(tq.InputError, match=r"lacks the declared fields \['length'\]"):
+        tqbridge(writes=(), tags=("length",))(lambda data: DataProto())(meta)

@@ -61,6 +61,15 @@ def test_one_beyond_the_latest_is_removed(tmp_path: Path) -> None:
     assert folders(tmp_path) == ["global_step_20", "global_step_30"]
 
 
+def test_all_are_kept_where_no_number_is_given(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=None)
+
+    for step in (5, 20, 100):
+        save(checkpoints, step)
+
+    assert [Checkpoints.step_of(path) for path in sorted(tmp_path.glob("global*"))] == [100, 20, 5]
+
+
 def test_keeping_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="got 0"):
         Checkpoints(tmp_path, keep=0)

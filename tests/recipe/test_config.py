@@ -70,9 +70,9 @@ def test_an_unknown_key_is_refused(composed: Compose, override: str) -> None:
     [
         ("+tq_redis.redis.urll=redis://x", "url"),
         ("+task.warm_start.sead=1", "sead"),
-        ("algorithm.adv_estimator=gae", "adv_estimator must be grpo"),
+        ("algorithm.adv_estimator=gdpo", "adv_estimator must be one of gae, grpo"),
         ("task.name=chain_sum", "task.name must be spell_backward"),
-        ("trainer.resume_mode=disable", "resume_mode must be auto"),
+        ("distillation.enabled=true", "distillation.enabled must be False"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=128", "train_batch_size"),
     ],
 )

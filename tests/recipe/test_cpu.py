@@ -56,7 +56,7 @@ def test_the_exchange_ends_with_the_block_also_after_an_error() -> None:
 
     with (
         pytest.raises(ArithmeticError),
-        _exchanged("logprobs_from_logits", _logprobs_from_logits),
+        _exchanged(implementation, "logprobs_from_logits", _logprobs_from_logits),
     ):
         assert implementation.logprobs_from_logits is _logprobs_from_logits
         raise ArithmeticError

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from recipe.ppo.plot import draw
+from recipe.ppo.plot import TEST_ACCURACY, VAL_ACCURACY, draw
 from recipe.ppo.records import Metrics
 
-BEGUN: list[Metrics] = [{"step": 0, "test/acc": 0.5, "tuning/acc": 0.5}]
-DONE: list[Metrics] = [*BEGUN, {"step": 1, "reward/mean": 0.8, "acc/mean": 0.2, "test/acc": 0.6}]
+BEGUN: list[Metrics] = [{"step": 0, TEST_ACCURACY: 0.5, VAL_ACCURACY: 0.5}]
+DONE: list[Metrics] = [
+    *BEGUN,
+    {"step": 1, "critic/score/mean": 0.8, "reward/acc/mean": 0.2, TEST_ACCURACY: 0.6},
+]
 
 
 @pytest.mark.parametrize("history", [BEGUN, DONE])

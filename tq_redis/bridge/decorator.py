@@ -28,11 +28,17 @@ class Bridged(Protocol):
 
     Attributes:
         reads: the fields that the function reads, or None where it reads all it is given.
+        may_read: fields that it reads where they are there.
         writes: the fields that it writes, or None where it writes all that it returns.
+        may_write: fields that it writes where it returns them.
+        tags: outputs that become tags of the samples.
     """
 
     reads: tuple[str, ...] | None
+    may_read: tuple[str, ...]
     writes: tuple[str, ...] | None
+    may_write: tuple[str, ...]
+    tags: tuple[str, ...]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -42,7 +48,10 @@ def tqbridge(
     put_data: bool = True,
     *,
     reads: Sequence[str] | None = None,
+    may_read: Sequence[str] = (),
     writes: Sequence[str] | None = None,
+    may_write: Sequence[str] = (),
+    tags: Sequence[str] = (),
     form: Form | Literal["auto"] = "auto",
     device: Device = "auto",
     overwrite: bool = False,
@@ -63,8 +72,12 @@ def tqbridge(
         put_data: False: the output is returned as it is, and nothing is written.
         reads: the fields that the function reads, and the only ones that travel; by default those
             in the metadata. Readable as ``function.reads``.
+        may_read: fields that travel too, where the metadata has them.
         writes: the fields of the output that are written, all of which it must have; by default
             all it has. Readable as ``function.writes``.
+        may_write: fields that are written too, where the output has them.
+        tags: outputs with one number or text a row that become tags of the samples instead of
+            columns, so that whoever holds the metadata sees them (``custom_meta``).
         form: what to resolve into; ``auto``: a TensorDict where the parameter is annotated as
             one, else a DataProto.
         device: where tensors go, as in ``get_columns``; ``auto``: the process's accelerator, or
@@ -86,7 +99,10 @@ def tqbridge(
             dispatch_mode=dispatch_mode,
             put_data=put_data,
             reads=None if reads is None else tuple(reads),
+            may_read=tuple(may_read),
             writes=None if writes is None else tuple(writes),
+            may_write=tuple(may_write),
+            tags=tuple(tags),
             form=form,
             device=device,
             overwrite=overwrite,
@@ -101,7 +117,7 @@ def tqbridge(
             resolved = bridge.resolve(args, kwargs, bridge.target())
             output = function(*resolved.args, **resolved.kwargs)
             parts = bridge.parts(args, resolved.samples, output)
-            return output if parts is None else bridge.write(meta, resolved.samples, *parts)
+            return output if parts is None else bridge.write(meta, resolved.samples, parts)
 
         @functools.wraps(function)
         async def acall(*args: Any, **kwargs: Any) -> Any:
@@ -115,11 +131,11 @@ def tqbridge(
             if parts is None:
                 return output
             with as_caller():
-                return await asyncio.to_thread(bridge.write, meta, resolved.samples, *parts)
+                return await asyncio.to_thread(bridge.write, meta, resolved.samples, parts)
 
         wrapper: Any = acall if inspect.iscoroutinefunction(function) else call
-        wrapper.reads = bridge.reads
-        wrapper.writes = bridge.writes
+        for name in ("reads", "may_read", "writes", "may_write", "tags"):
+            setattr(wrapper, name, getattr(bridge, name))
         return wrapper
 
     return decorate
@@ -133,6 +149,15 @@ class _Resolved:
 
 
 @dataclass(frozen=True, slots=True)
+class _Parts:
+    """What a rank writes: columns, tags of each row, and the values of the whole batch."""
+
+    columns: dict[str, Column]
+    tags: list[dict[str, Any]] | None
+    info: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class _Bridge:
     """What happens before and after the function; see :func:`tqbridge`."""
 
@@ -140,7 +165,10 @@ class _Bridge:
     dispatch_mode: Any
     put_data: bool
     reads: tuple[str, ...] | None
+    may_read: tuple[str, ...]
     writes: tuple[str, ...] | None
+    may_write: tuple[str, ...]
+    tags: tuple[str, ...]
     form: Form | Literal["auto"]
     device: Device
     overwrite: bool
@@ -167,45 +195,55 @@ class _Bridge:
         keywords = {name: one(name, value) for name, value in kwargs.items()}
         return _Resolved(resolved, keywords, samples[0])
 
-    def parts(
-        self, args: Sequence[Any], samples: BatchMeta, output: Any
-    ) -> tuple[dict[str, Column], dict[str, Any]] | None:
-        """The output's columns that this rank writes, and its info; None where it is no batch.
+    def parts(self, args: Sequence[Any], samples: BatchMeta, output: Any) -> _Parts | None:
+        """What this rank writes of the output; None where the output is no batch.
 
         On the caller's thread: cutting off the padding may be work for the device.
         """
-        parts = take_apart(output) if self.put_data else None
-        if parts is None:
+        found = take_apart(output) if self.put_data else None
+        if found is None:
             return None
-        columns, info = parts
+        columns, info = found
         columns = self._declared(columns, samples)
         rows = samples.size - samples.padding
         if not rows or samples.read_only or not self._collects(args):
-            return {}, info
+            return _Parts({}, None, info)
         if samples.padding:
             columns = {name: rows_of(column, 0, rows) for name, column in columns.items()}
-        return columns, info
+        tags = {name: _values(columns.pop(name)) for name in self.tags if name in columns}
+        by_row = [dict(zip(tags, row, strict=True)) for row in zip(*tags.values(), strict=True)]
+        return _Parts(columns, by_row if tags else None, info)
 
-    def write(
-        self,
-        meta: Meta,
-        samples: BatchMeta,
-        columns: Mapping[str, Column],
-        info: Mapping[str, Any],
-    ) -> Meta:
-        """Write the columns and return the metadata."""
+    def write(self, meta: Meta, samples: BatchMeta, parts: _Parts) -> Meta:
+        """Write the columns and tags, and return the metadata."""
         real = samples.unpadded()
-        real.extra_info = dict(info)
-        if columns:
-            real = get_client().put(columns, real, overwrite=self.overwrite, timeout=self.timeout)
+        real.extra_info = dict(parts.info)
+        if parts.columns:
+            real = get_client().put(
+                parts.columns,
+                real,
+                tags=parts.tags,
+                overwrite=self.overwrite,
+                timeout=self.timeout,
+            )
+        elif parts.tags is not None:
+            real = get_client().merge_custom_meta(real, parts.tags, timeout=self.timeout)
         if isinstance(meta, BatchMeta):
             return real
         fields = sorted({*(meta.fields or ()), *real.field_names})
         return KVBatchMeta(meta.keys, meta.tags, meta.partition_id, fields, real.extra_info)
 
     def _batch(self, name: str, samples: BatchMeta, device: torch.device) -> Any:
-        columns = get_client().get_columns(samples, self.reads, device=device, timeout=self.timeout)
+        columns = get_client().get_columns(
+            samples, self._fields_of(samples), device=device, timeout=self.timeout
+        )
         return build(self._form_of(name), columns, samples.size, samples.extra_info)
+
+    def _fields_of(self, samples: BatchMeta) -> Sequence[str] | None:
+        if self.reads is None:
+            return None
+        there = set(samples.field_names)
+        return (*self.reads, *(name for name in self.may_read if name in there))
 
     def _form_of(self, name: str) -> Form:
         if self.form != "auto":
@@ -216,13 +254,15 @@ class _Bridge:
 
     def _declared(self, columns: dict[str, Column], samples: BatchMeta) -> dict[str, Column]:
         if self.writes is not None and not samples.read_only:
-            lacking = [name for name in self.writes if name not in columns]
+            must = (*self.writes, *self.tags)
+            lacking = [name for name in must if name not in columns]
             if lacking:
                 raise InputError(
                     f"The output lacks the declared fields {lacking}; it has {sorted(columns)}",
                     fields=lacking,
                 )
-            columns = {name: columns[name] for name in self.writes}
+            declared = {*must, *self.may_write}
+            columns = {name: column for name, column in columns.items() if name in declared}
         for name, column in columns.items():
             if length(column) != samples.size:
                 raise InputError(
@@ -255,3 +295,8 @@ def _samples_of(meta: Meta) -> BatchMeta:
         samples = samples.select_fields(meta.fields)
     samples.extra_info = dict(meta.extra_info)
     return samples
+
+
+def _values(column: Column) -> list[Any]:
+    untyped: Any = column
+    return untyped.tolist() if isinstance(column, torch.Tensor) else list(untyped)

@@ -29,6 +29,27 @@ def meta_dispatch(mesh_name: str, *, pad: bool = False) -> dict[str, Callable[..
     }
 
 
+def call_actors(batch: Any, methods: Sequence[Any]) -> Any:
+    """Share a batch evenly between actors that are no worker group, and join what they return.
+
+    Args:
+        batch: metadata, or a batch of verl's; rows are repeated where the actors cannot share it
+            evenly, and neither written nor returned.
+        methods: one of each actor, for example ``[actor.generate for actor in actors]``.
+
+    Raises:
+        InputError: ``batch`` is none.
+    """
+    import ray
+
+    split = _split(batch, len(methods), pad=True)
+    if split is None:
+        raise InputError(f"Cannot share a {type(batch).__name__} between actors")
+    pairs = zip(methods, split.parts, strict=True)
+    output = concat_outputs(ray.get([method.remote(part) for method, part in pairs]))
+    return output[: len(output) - split.padding] if split.padding else output
+
+
 @dataclass(frozen=True, slots=True)
 class MetaFuture:
     """The metadata that a non-blocking call will return.
@@ -92,16 +113,24 @@ def _dispatch(
     dp_ranks = _mesh_info(group, mesh, "dispatch")
     collects = _mesh_info(group, mesh, "collect")
 
+    padding: list[int] = []
+
     def spread(value: Any) -> list[Any]:
-        parts = _parts(value, max(dp_ranks) + 1, pad)
-        if parts is None:
+        split = _split(value, max(dp_ranks) + 1, pad)
+        if split is None:
             return [value] * len(dp_ranks)
+        padding.append(split.padding)
         return [
-            _for_rank(parts[dp_rank], collect)
+            _for_rank(split.parts[dp_rank], collect)
             for dp_rank, collect in zip(dp_ranks, collects, strict=True)
         ]
 
-    return tuple(spread(arg) for arg in args), {name: spread(arg) for name, arg in kwargs.items()}
+    spread_args = tuple(spread(arg) for arg in args)
+    spread_kwargs = {name: spread(arg) for name, arg in kwargs.items()}
+    if any(padding):
+        # verl cuts so many rows off what the ranks return.
+        spread_kwargs[_padding_key()] = max(padding)  # pyright: ignore[reportArgumentType]
+    return spread_args, spread_kwargs
 
 
 def _collect(mesh: str, group: Any, outputs: Sequence[Any]) -> Any:
@@ -114,16 +143,32 @@ def _collect(mesh: str, group: Any, outputs: Sequence[Any]) -> Any:
     return concat_outputs(wanted)
 
 
-def _parts(value: Any, chunks: int, pad: bool) -> Sequence[Any] | None:
-    """One part per data-parallel rank; None for what is no batch."""
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """A batch in equal parts.
+
+    Attributes:
+        parts: one per data-parallel rank.
+        padding: rows that were added to verl's own batch. Metadata knows its own.
+    """
+
+    parts: Sequence[Any]
+    padding: int
+
+
+def _split(value: Any, chunks: int, pad: bool) -> _Split | None:
+    """None for what is no batch."""
     from verl import protocol
 
     untyped: Any = protocol
     if isinstance(value, MetaFuture):
         value = value.get()
+    if isinstance(value, untyped.DataProto) and pad:
+        padded, added = untyped.pad_dataproto_to_divisor(value, chunks)
+        return _Split(padded.chunk(chunks=chunks), added)
     if not isinstance(value, BatchMeta | KVBatchMeta):
         batch = untyped.BatchData(value)
-        return batch.chunk(chunks=chunks) if batch.is_chunkable() else None
+        return _Split(batch.chunk(chunks=chunks), 0) if batch.is_chunkable() else None
     if value.size % chunks:
         settings = untyped.DataProtoConfig
         asked = value.extra_info.get(settings.auto_padding_key, False)
@@ -134,7 +179,7 @@ def _parts(value: Any, chunks: int, pad: bool) -> Sequence[Any] | None:
                 f"of {chunks}, or use a BatchMeta with meta_dispatch(..., pad=True)."
             )
         value = value.padded(chunks)
-    return value.chunk(chunks)
+    return _Split(value.chunk(chunks), 0)
 
 
 def _for_rank(part: Any, collect: bool) -> Any:
@@ -143,6 +188,13 @@ def _for_rank(part: Any, collect: bool) -> Any:
     copied = part.copy()
     copied.read_only = True
     return copied
+
+
+def _padding_key() -> str:
+    from verl import protocol
+
+    untyped: Any = protocol
+    return untyped._padding_size_key
 
 
 def _mesh_info(group: Any, mesh: str, kind: str) -> list[Any]:

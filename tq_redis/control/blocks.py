@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -14,12 +14,34 @@ from tq_redis.deadline import Deadline
 _PAGE = 1000
 
 
+class Kept(NamedTuple):
+    """How much of something a store keeps.
+
+    Attributes:
+        blocks: how many.
+        nbytes: bytes that they take.
+    """
+
+    blocks: int
+    nbytes: int
+
+
 class BlockLists(Namespace):
     """Lists of blocks. They may be long, so they are read and written in pages."""
 
     async def named_blocks(self, partition: str, deadline: Deadline) -> set[str]:
         """Handles that the partition's rows use."""
         return set(await self._handles(self.keys.blocks(partition), deadline))
+
+    async def kept(self, partition: str, deadline: Deadline) -> dict[str, Kept]:
+        """What each store keeps for the partition's rows, by the store's name."""
+        found: dict[str, Kept] = {}
+        records = await self._scan("HSCAN", self.keys.blocks(partition), deadline)
+        for record in map(msgspec.json.decode, records.values()):
+            store = record["handle"].rpartition("/")[0]
+            so_far = found.get(store, Kept(0, 0))
+            found[store] = Kept(so_far.blocks + 1, so_far.nbytes + record["bytes"])
+        return found
 
     async def loading_blocks(self, partition: str, deadline: Deadline) -> set[str]:
         """Handles that a checkpoint which is being loaded uses."""
