@@ -123,7 +123,7 @@ def client(redis_url: str, namespace: str) -> Iterator[tq_redis.Client]:
     tq_redis.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def wait_until() -> WaitUntil:
     """``wait_until(condition, timeout=10.0)``: poll; fail the test when it stays false."""
 

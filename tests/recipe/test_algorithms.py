@@ -29,7 +29,7 @@ class Trained:
 
     Attributes:
         output: a folder for each.
-        left: keys of the queue that are still there.
+        left: keys of the queue that are still there, and do not expire.
     """
 
     output: Path
@@ -64,7 +64,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterato
         )
         assert done.returncode == 0, done.stderr[-6000:]
         with redis.Redis.from_url(redis_url, decode_responses=True) as admin:
-            left = list(admin.scan_iter(f"tq:{namespace}:*"))
+            keys = list(admin.scan_iter(f"tq:{namespace}:*"))
+            left = [key for key in keys if admin.ttl(key) < 0]
         yield Trained(output, left, json.loads((output / "reports.json").read_text()))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from recipe.ppo.checkpoints import Checkpoints
+from recipe.ppo.plot import VAL_ACCURACY
 from recipe.ppo.records import Records
 
 pytestmark = [pytest.mark.recipe, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -35,21 +35,33 @@ import torch
 from recipe.ppo import step
 
 seen = []
-run_task = step.Step.run
+start_task = step.Step.start
 
 def watched(self, name, *args, **kwargs):
-    run_task(self, name, *args, **kwargs)
-    alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
-    seen.append([self.partition, name, self.size, [list(t.shape) for t in alive]])
+    wait = start_task(self, name, *args, **kwargs)
 
-step.Step.run = watched
+    def look():
+        found = wait()
+        alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+        shapes = [list(t.shape) for t in alive]
+        if not seen or seen[-1][:2] != [self.name, name]:
+            seen.append([self.name, name, self.size, shapes])
+        return found
+
+    return look
+
+step.Step.start = watched
 runpy.run_module("recipe.ppo.main_ppo", run_name="__main__")
 with open(sys.argv[-1].partition("=")[2] + "/seen.json", "w") as file:
     json.dump(seen, file)
 """
 
-# 12 rows in two workers: verl's data set makes a placeholder of one byte a prompt.
-TWELVE_ROWS = (
+# 12 rows in two workers: verl's data set makes a placeholder of one byte a prompt. With a reference
+# model in reward and loss, so that those tasks run as well.
+OVERRIDES = (
+    "trainer.total_training_steps=4",
+    "algorithm.use_kl_in_reward=true",
+    "actor_rollout_ref.actor.use_kl_loss=true",
     "data.train_batch_size=3",
     "actor_rollout_ref.rollout.n=4",
     "actor_rollout_ref.actor.ppo_mini_batch_size=3",
@@ -127,27 +139,42 @@ def start(place: Place) -> Iterator[Start]:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """Two steps that are over, whose driver was watched.
+class Resumed:
+    """A run that was killed, and continued to its end; then the driver was watched.
 
     Attributes:
-        said: what the run printed.
-        made: what it left in the repository.
+        saved: the step of the checkpoint that it continued from.
+        said: what the second run printed.
+        made: what both left in the repository.
     """
 
     place: Place
+    saved: int
     said: str
     made: set[Path]
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory, redis_url: str) -> Iterator[Watched]:
-    output = tmp_path_factory.mktemp("watched") / "run"
+def resumed(
+    tmp_path_factory: pytest.TempPathFactory, redis_url: str, wait_until: Callable[..., None]
+) -> Iterator[Resumed]:
+    output = tmp_path_factory.mktemp("resumed") / "run"
     before = set(ROOT.iterdir())
+    checkpoints = Checkpoints(output / "checkpoints", keep=2)
     with tempfile.TemporaryDirectory(prefix="tq-") as folder:
         place = Place(output, Path(folder), redis_url, f"test-{uuid.uuid4().hex[:12]}")
-        said = finish(place.start(*TWELVE_ROWS, program=("-c", WATCHED)))
-        yield Watched(place, said, set(ROOT.iterdir()) - before)
+        first = place.start(*OVERRIDES)
+        try:
+            wait_until(lambda: (checkpoints.latest or 0) >= 2 or first.poll() is not None, 800.0)
+        finally:
+            first.kill()
+            first.communicate()
+        wait_until(lambda: not list(place.temporary.iterdir()), 30.0, "files of a killed run")
+        saved = checkpoints.latest
+        assert saved is not None
+        assert saved < 4
+        said = finish(place.start(*OVERRIDES, program=("-c", WATCHED)))
+        yield Resumed(place, saved, said, set(ROOT.iterdir()) - before)
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -160,68 +187,46 @@ def finish(process: subprocess.Popen[str]) -> str:
     return out
 
 
-def test_two_steps_and_nothing_left(watched: Watched) -> None:
-    output = watched.place.output
-    assert f"HGETALL 'tq:{watched.place.namespace}:{{train_1}}'" in watched.said
-    assert "held-out accuracy, greedy:" in watched.said
+def test_a_killed_run_continues_and_finishes(resumed: Resumed) -> None:
+    output, checkpoints = resumed.place.output, Checkpoints(resumed.place.output / "checkpoints", 2)
+    assert f"resumed after step {resumed.saved}" in resumed.said
     records = Records(output / "metrics.jsonl").read()
-    assert [record["step"] for record in records] == [0, 1, 2]
+    assert [record["step"] for record in records] == list(range(5))
     # The rollout had the actor's weights: the same tokens are as likely to both.
     assert all(record["training/rollout_probs_diff_max"] < 1e-5 for record in records[1:])
-    assert all("tuning/acc" in record for record in records)
+    assert all(VAL_ACCURACY in record for record in records)
     assert (output / "accuracy.png").read_bytes().startswith(b"\x89PNG")
-    assert Checkpoints(output / "checkpoints", keep=2).latest == 2
-    assert watched.made == set()
-    assert list(watched.place.temporary.iterdir()) == []
-
-    # The same command again finds that there is nothing to do.
-    assert "held-out accuracy, greedy:" in finish(watched.place.start(*TWELVE_ROWS))
-    assert Records(output / "metrics.jsonl").read() == records
-
-
-def test_the_driver_holds_no_column(watched: Watched) -> None:
-    """No tensor column is ever in the process that drives the training."""
-    seen = json.loads((watched.place.output / "seen.json").read_text())
-    tasks = [(partition, name) for partition, name, _, _ in seen if partition.startswith("train")]
-    names = ["generate", "reward", "old_log_prob", "advantage", "update_actor"]
-    assert tasks == [(f"train_{step}", name) for step in (1, 2) for name in names]
-    for partition, name, rows, shapes in seen:
-        columns = [shape for shape in shapes if shape and shape[0] in (rows, rows // 2)]
-        assert columns == [], f"{partition}, after {name}"
-
-
-def test_a_killed_run_continues_and_finishes(
-    start: Start, output: Path, temporary: Path, wait_until: Callable[..., None]
-) -> None:
-    """With the reference model in reward and loss, so that those tasks run as well."""
-    overrides = [
-        "trainer.total_training_steps=6",
-        "algorithm.use_kl_in_reward=true",
-        "actor_rollout_ref.actor.use_kl_loss=true",
-    ]
-    checkpoints = Checkpoints(output / "checkpoints", keep=2)
-    first = start(*overrides)
-    wait_until(lambda: (checkpoints.latest or 0) >= 2 or first.poll() is not None, 800.0)
-    os.kill(first.pid, signal.SIGKILL)
-    first.communicate()
-    wait_until(lambda: not list(temporary.iterdir()), 30.0, "temporary files of a killed run")
-    saved = checkpoints.latest
-    assert saved is not None
-    assert saved < 6
-
-    said = finish(start(*overrides))
-
-    assert f"resumed after step {saved}" in said
-    records = Records(output / "metrics.jsonl").read()
-    assert [record["step"] for record in records] == list(range(7))
-    assert checkpoints.latest == 6
     assert sorted(path.name for path in checkpoints.root.glob("global_step_*")) == [
-        "global_step_5",
-        "global_step_6",
+        "global_step_3",
+        "global_step_4",
     ]
-    # No tensor passes through the driver, so it has nothing to grow with.
-    memory = [record["driver/rss_mb"] for record in records if record["step"] > saved]
-    assert memory[-1] - memory[0] < 20
+    assert checkpoints.latest == 4
+
+
+def test_it_says_how_to_watch_it_and_leaves_nothing(resumed: Resumed) -> None:
+    assert f"HGETALL 'tq:{resumed.place.namespace}:{{train_1}}'" in resumed.said
+    assert resumed.made == set()
+    assert list(resumed.place.temporary.iterdir()) == []
+
+
+def test_the_same_command_again_finds_nothing_to_do(resumed: Resumed) -> None:
+    records = Records(resumed.place.output / "metrics.jsonl")
+    before = records.read()
+
+    assert "held-out accuracy, greedy:" in finish(resumed.place.start(*OVERRIDES))
+    assert records.read() == before
+
+
+def test_the_driver_holds_no_column(resumed: Resumed) -> None:
+    """No tensor column is ever in the process that drives the training."""
+    seen = json.loads((resumed.place.output / "seen.json").read_text())
+    tasks = [(step, name) for step, name, _, _ in seen if step.startswith("train")]
+    names = ["gen", "reward", "old_log_prob", "ref", "kl", "adv", "update_actor", "metrics"]
+    steps = range(resumed.saved + 1, 5)
+    assert tasks == [(f"train_{step}", name) for step in steps for name in names]
+    for step, name, rows, shapes in seen:
+        columns = [shape for shape in shapes if shape and shape[0] in (rows, rows // 2)]
+        assert columns == [], f"{step}, after {name}"
 
 
 def test_a_wrong_address_is_one_line(start: Start, output: Path) -> None:
