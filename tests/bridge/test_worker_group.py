@@ -14,7 +14,7 @@ from verl.single_controller.base.decorator import register
 from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
 
 import tq_redis as tq
-from tq_redis.bridge import MetaFuture, meta_dispatch, tqbridge
+from tq_redis.bridge import MetaFuture, call_actors, meta_dispatch, tqbridge
 
 
 class Grid(Worker):
@@ -101,6 +101,38 @@ def test_uneven_batches_are_refused_or_padded(group: Any, samples: tq.BatchMeta)
     values = tq.get_client().get_columns(out, ["z"])["z"]
     assert torch.allclose(values, torch.arange(5.0) + 0.03)  # each rank saw three rows
     assert tq.get_client().get_summary("p")["produced:z"] == 5
+
+
+def test_verls_own_batches_are_padded_too_and_come_back_without(group: Any) -> None:
+    out = group.padded(DataProto.from_dict({"x": torch.arange(5.0)}))
+
+    assert torch.allclose(out.batch["z"], torch.arange(5.0) + 0.03)
+
+
+class Alone:
+    """An actor that is in no worker group."""
+
+    @tqbridge(reads=("x",), writes=("doubled",))
+    def double(self, data: DataProto) -> DataProto:
+        return DataProto.from_dict({"doubled": data.batch["x"] * 2})
+
+
+def test_actors_that_are_no_worker_group_share_a_batch(group: Any, samples: tq.BatchMeta) -> None:
+    kind: Any = ray.remote(num_cpus=0)(Alone)
+    actors = [kind.remote() for _ in range(2)]
+    methods = [actor.double for actor in actors]
+    try:
+        written = call_actors(samples[:5], methods)
+        plain = call_actors(DataProto.from_dict({"x": torch.arange(3.0)}), methods)
+        with pytest.raises(tq.InputError, match="Cannot share a int"):
+            call_actors(3, methods)
+    finally:
+        for actor in actors:
+            ray.kill(actor)
+
+    columns = tq.get_client().get_columns(written, ["doubled"])
+    assert columns["doubled"].tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert plain.batch["doubled"].tolist() == [0.0, 2.0, 4.0]
 
 
 def test_a_call_that_does_not_block(group: Any, samples: tq.BatchMeta) -> None:
