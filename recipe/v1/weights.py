@@ -1,23 +1,35 @@
-"""The training process's end of a rollout server."""
+"""What hands weights to a rollout server: in a training process, or beside a server of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterable, Iterable
 from typing import Any
 
 import ray
 import torch
 from verl.workers.rollout.base import BaseRollout
+from verl.workers.rollout.utils import ensure_async_iterator
 
 from recipe.v1.replica import server_name
 
+Named = tuple[str, torch.Tensor]
+
 
 class ServerWeights(BaseRollout):
-    """Sends the actor's weights to the server of this rank: each has one."""
+    """Sends the actor's weights to one server.
 
-    def __init__(self, config: Any, model_config: Any, device_mesh: Any) -> None:
+    Args:
+        config: of the rollout.
+        model_config: of the model.
+        device_mesh: of the training processes.
+        replica_rank: of the server; by default that of this training process: each has one.
+    """
+
+    def __init__(
+        self, config: Any, model_config: Any, device_mesh: Any, replica_rank: int | None = None
+    ) -> None:
         super().__init__(config, model_config, device_mesh)
-        self._rank: int = torch.distributed.get_rank()
+        self._rank = torch.distributed.get_rank() if replica_rank is None else replica_rank
         self._server: Any = None
 
     async def resume(self, tags: list[str]) -> None:
@@ -28,7 +40,7 @@ class ServerWeights(BaseRollout):
 
     async def update_weights(
         self,
-        weights: Iterable[tuple[str, torch.Tensor]],
+        weights: Iterable[Named] | AsyncIterable[Named],
         wire_format: str = "named_tensors",
         global_steps: int | None = None,
         **unused: Any,
@@ -44,5 +56,6 @@ class ServerWeights(BaseRollout):
             raise ValueError(f"The transformers_server cannot read {wire_format!r} weights")
         if self._server is None:
             self._server = ray.get_actor(server_name(self._rank))
-        state = {name: weight.detach().float() for name, weight in weights}
+        named: Any = ensure_async_iterator(weights)
+        state = {name: weight.detach().float() async for name, weight in named}
         await self._server.load_weights.remote(state, global_steps)

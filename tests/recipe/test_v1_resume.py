@@ -48,7 +48,7 @@ SETTINGS = [
     "trainer.val_before_train=false",
     "trainer.test_freq=-1",
     "trainer.save_freq=1",
-    "trainer.total_training_steps=3",
+    "trainer.total_training_steps=4",
 ]
 
 
@@ -184,7 +184,10 @@ def test_a_killed_run_generates_again_what_was_not_finished_or_all(
     assert len(set(trainer.generated(3))) == len(trainer.generated(3)) == everything
     assert list(trainer.trained(3).values()) == [SESSIONS] * PROMPTS
     checkpoints = trainer.output / "checkpoints"
-    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "3"
+    assert (checkpoints / "latest_checkpointed_iteration.txt").read_text() == "4"
     records = [json.loads(line) for line in (trainer.output / METRICS).read_text().splitlines()]
-    assert [record["step"] for record in records] == [3]
+    assert [record["step"] for record in records] == [3, 4]
+    for record in records:
+        # The rollout had the actor's weights: the same tokens are as likely to both.
+        assert record["data"]["training/rollout_probs_diff_max"] < 1e-5
     assert not trainer.server.exists(f"tq:{trainer.namespace}:partitions")

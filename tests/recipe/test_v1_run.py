@@ -1,4 +1,7 @@
-"""verl's own trainer on tq_redis, as a user runs it: two steps with a tiny model."""
+"""verl's own trainer on tq_redis in its asynchronous modes: two steps with a tiny model.
+
+The synchronous mode runs in test_v1_resume.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +26,25 @@ WaitUntil = Callable[..., None]
 
 COUNTS = ("samples", "produced:responses", "produced:old_log_probs", "produced:advantages")
 
+# One process trains: two of them, as in test_v1_resume, take longer to start.
 SMALL = [
+    "trainer.n_gpus_per_node=1",
     "data.train_batch_size=4",
     "data.val_max_samples=4",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=4",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    # Answers of a model that has learned nothing score alike: the weights change by decay alone.
+    "actor_rollout_ref.actor.optim.lr=1e-2",
+    "actor_rollout_ref.actor.optim.weight_decay=1",
     "actor_rollout_ref.rollout.n=2",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
     "trainer.total_training_steps=2",
+    "trainer.val_before_train=false",
     "trainer.test_freq=2",
     "trainer.save_freq=2",
 ]
+
+# Mode -> prompts that an update trains on.
+MODES = {"colocate_async": 4, "separate_async": 2}
 
 
 @pytest.fixture(scope="module")
@@ -52,16 +63,27 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.fixture
+@pytest.fixture(params=MODES)
 def training(
-    task: Path, tmp_path: Path, temporary: Path, redis_url: str, namespace: str
+    request: pytest.FixtureRequest,
+    task: Path,
+    tmp_path: Path,
+    temporary: Path,
+    redis_url: str,
+    namespace: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """The training process; what it says goes to the file ``said``."""
     module, *before = TQ_REDIS
     options = ["--redis-url", redis_url, "--namespace", namespace]
+    mode = request.param
+    settings = [
+        f"mode={mode}",
+        f"actor_rollout_ref.actor.ppo_mini_batch_size={MODES[mode]}",
+        *SMALL,
+    ]
     with (tmp_path / "said").open("wb") as said:
         process = subprocess.Popen(
-            command([module, *options, *before], task, tmp_path, SMALL),
+            command([module, *options, *before], task, tmp_path, settings),
             env={**environment(tmp_path), "TMPDIR": str(temporary), "HOME": str(temporary)},
             cwd=temporary,
             stdout=said,
@@ -91,15 +113,19 @@ def test_two_steps_of_verls_own_trainer(
     wait_until(ended, 800.0)
 
     assert training.returncode == 0, (tmp_path / "said").read_text()
-    # What redis-cli showed meanwhile: four prompts, with two answers each.
-    assert most["samples"] >= 8
-    assert [most[name] for name in COUNTS[1:]] == [8, 8, 8]
+    # What redis-cli showed meanwhile: of the next step there are answers too, but no advantages.
+    assert most["samples"] > 8
+    assert most["produced:responses"] > 8
+    assert most["produced:old_log_probs"] == most["produced:advantages"] == 8
     assert not server.exists(f"tq:{namespace}:partitions")
     server.close()
     records = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
-    assert [record["step"] for record in records] == [0, 1, 2]
-    for record in records[1:]:
-        assert "critic/score/mean" in record["data"]
-        # The rollout had the actor's weights: the same tokens are as likely to both.
-        assert record["data"]["training/rollout_probs_diff_max"] < 1e-5
+    assert [record["step"] for record in records] == [1, 2]
+    one, two = (record["data"] for record in records)
+    # The rollout had the actor's first weights: the same tokens are as likely to both. It had
+    # begun with the second step before the first one's update.
+    difference = "training/rollout_probs_diff_max"
+    assert one[difference] < 1e-7 < two[difference]
+    assert one["training/off_policy/trajectory_staleness_worst/max"] == 0
+    assert two["training/off_policy/trajectory_staleness_worst/max"] == 1
     assert (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "2"
