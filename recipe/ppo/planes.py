@@ -28,12 +28,15 @@ class Plane(ABC):
         """Keep what the steps that are not at their end have, in a folder that need not exist."""
 
     @abstractmethod
-    def resume(self, name: str, folder: Path | None) -> None:
+    def resume(self, name: str, folder: Path | None) -> bool:
         """Forget all steps but the one called ``name``.
 
         Args:
             name: of the step that comes next.
             folder: as given to :meth:`save`; read where the step is not there any more.
+
+        Returns:
+            Whether the step has samples already.
         """
 
 
@@ -50,7 +53,7 @@ class QueuePlane(Plane):
     def save(self, folder: Path) -> None:
         self._client.save_checkpoint(folder)
 
-    def resume(self, name: str, folder: Path | None) -> None:
+    def resume(self, name: str, folder: Path | None) -> bool:
         partitions = self._client.get_partition_list()
         if name not in partitions and folder is not None and folder.exists():
             self._client.load_checkpoint(folder)
@@ -58,6 +61,7 @@ class QueuePlane(Plane):
         for partition in partitions:
             if partition != name:
                 self._client.clear_partition(partition)
+        return name in partitions
 
 
 class PlainPlane(Plane):
@@ -69,8 +73,9 @@ class PlainPlane(Plane):
     def save(self, folder: Path) -> None:
         """Nothing outlives the driver."""
 
-    def resume(self, name: str, folder: Path | None) -> None:
+    def resume(self, name: str, folder: Path | None) -> bool:
         """Nothing outlived the driver."""
+        return False
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from recipe.ppo.step import Columns, Step
-from tq_redis import BatchMeta, Client
+from tq_redis import BatchMeta, Client, DataLostError
 
 
 class QueueStep(Step):
@@ -62,7 +62,7 @@ class QueueStep(Step):
         if self.name not in self._client.get_partition_list():
             return False
         left = self._client.get_meta(("uid",), 0, self.name, mode="force_fetch")
-        if not left.is_ready or self._client.get_columns(left, ["uid"])["uid"] != uids:
+        if self._uids_of(left) != uids:
             self._client.clear_partition(self.name)
             return False
         self._client.reset_consumption(self.name)
@@ -70,6 +70,15 @@ class QueueStep(Step):
         self._fields = {f for f in left.field_names if counts.get(f"produced:{f}") == left.size}
         self._taken_over = True
         return True
+
+    def _uids_of(self, left: BatchMeta) -> list[str]:
+        """None where samples lack them, or where they are lost."""
+        if not left.is_ready:
+            return []
+        try:
+            return list(self._client.get_columns(left, ["uid"])["uid"])
+        except DataLostError:
+            return []
 
     def _undone(self, meta: BatchMeta, method: Any) -> BatchMeta:
         """The samples that lack what the method writes; all, where it changes what is there."""

@@ -291,7 +291,8 @@ class RayPPOTrainer:
             self.workers.samples.load(str(folder / _SAMPLES))
             self.prompts.load_state_dict(torch.load(folder / _DATALOADER, weights_only=False))
             tqdm.write(f"resumed after step {self.step} from {folder}")
-        self.plane.resume(f"train_{self.step + 1}", folder and folder / _QUEUE)
+        if self.plane.resume(f"train_{self.step + 1}", folder and folder / _QUEUE):
+            tqdm.write(f"step {self.step + 1} goes on with the samples that are there")
         self.reports.rewind(self.step if folder else -1)
         self.workers.rollout.update_weights(self.step)
 

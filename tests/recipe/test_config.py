@@ -34,6 +34,25 @@ def test_the_default_is_a_grpo_run_of_verl(composed: Compose) -> None:
     assert config.task.warm_start.response_length == config.data.max_response_length
 
 
+def readme_settings() -> list[str]:
+    """What stands in the README behind ``python -m recipe.ppo.main_ppo ...``."""
+    readme = (Path(str(recipe.ppo.__file__)).parents[1] / "README.md").read_text()
+    table = readme.partition("### What a step can do")[2].partition("### A step")[0]
+    cells = [line.split("|")[2].strip() for line in table.splitlines() if line.startswith("| ")]
+    return [cell.strip("`") for cell in cells if "=" in cell]
+
+
+@pytest.mark.parametrize("settings", readme_settings())
+def test_the_settings_of_the_readme_exist(composed: Compose, settings: str) -> None:
+    config = composed(*settings.split())
+
+    OmegaConf.resolve(config)
+    for setting in settings.split():
+        name, _, value = setting.partition("=")
+        if not name.startswith("+") and value.isidentifier():
+            assert str(OmegaConf.select(config, name)).lower() == value.lower()
+
+
 def test_one_seed_sets_all(composed: Compose) -> None:
     config = composed("seed=2")
 

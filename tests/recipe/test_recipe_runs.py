@@ -39,13 +39,13 @@ start_task = step.Step.start
 
 def watched(self, name, *args, **kwargs):
     wait = start_task(self, name, *args, **kwargs)
+    shapes = []
+    seen.append([self.name, name, self.size, shapes])
 
     def look():
         found = wait()
         alive = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
-        shapes = [list(t.shape) for t in alive]
-        if not seen or seen[-1][:2] != [self.name, name]:
-            seen.append([self.name, name, self.size, shapes])
+        shapes.extend(list(t.shape) for t in alive)
         return found
 
     return look
@@ -60,6 +60,7 @@ with open(sys.argv[-1].partition("=")[2] + "/seen.json", "w") as file:
 # model in reward and loss, so that those tasks run as well.
 OVERRIDES = (
     "trainer.total_training_steps=4",
+    "tq_redis.step.save_rollouts=true",
     "algorithm.use_kl_in_reward=true",
     "actor_rollout_ref.actor.use_kl_loss=true",
     "data.train_batch_size=3",
@@ -165,16 +166,28 @@ def resumed(
         place = Place(output, Path(folder), redis_url, f"test-{uuid.uuid4().hex[:12]}")
         first = place.start(*OVERRIDES)
         try:
-            wait_until(lambda: (checkpoints.latest or 0) >= 2 or first.poll() is not None, 800.0)
+            wait_until(lambda: inside(checkpoints) or first.poll() is not None, 800.0)
         finally:
             first.kill()
             first.communicate()
         wait_until(lambda: not list(place.temporary.iterdir()), 30.0, "files of a killed run")
-        saved = checkpoints.latest
-        assert saved is not None
-        assert saved < 4
+        saved = inside(checkpoints)
+        assert saved is not None, "the run was not killed inside a step"
         said = finish(place.start(*OVERRIDES, program=("-c", WATCHED)))
         yield Resumed(place, saved, said, set(ROOT.iterdir()) - before)
+
+
+def inside(checkpoints: Checkpoints) -> int | None:
+    """The step of the last checkpoint, if the answers of the step after it are there too."""
+    latest = checkpoints.latest
+    if latest is None or latest < 2:
+        return None
+    manifest = checkpoints.folder(latest) / "queue" / "manifest.json"
+    try:
+        partitions = json.loads(manifest.read_text())["partitions"]
+    except FileNotFoundError:  # it is being replaced
+        return None
+    return latest if [p["name"] for p in partitions] == [f"train_{latest + 1}"] else None
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -190,6 +203,7 @@ def finish(process: subprocess.Popen[str]) -> str:
 def test_a_killed_run_continues_and_finishes(resumed: Resumed) -> None:
     output, checkpoints = resumed.place.output, Checkpoints(resumed.place.output / "checkpoints", 2)
     assert f"resumed after step {resumed.saved}" in resumed.said
+    assert f"step {resumed.saved + 1} goes on with the samples that are there" in resumed.said
     records = Records(output / "metrics.jsonl").read()
     assert [record["step"] for record in records] == list(range(5))
     # The rollout had the actor's weights: the same tokens are as likely to both.
