@@ -10,6 +10,8 @@ from typing import Any
 from recipe.ppo.step import Columns, Step
 from tq_redis import BatchMeta, Client, DataLostError
 
+_PRODUCED = "produced:"
+
 
 class QueueStep(Step):
     """A partition that lives as long as the step.
@@ -67,7 +69,11 @@ class QueueStep(Step):
             return False
         self._client.reset_consumption(self.name)
         counts = self._client.get_summary(self.name)
-        self._fields = {f for f in left.field_names if counts.get(f"produced:{f}") == left.size}
+        self._fields = {
+            name.removeprefix(_PRODUCED)
+            for name, count in counts.items()
+            if name.startswith(_PRODUCED) and count == left.size
+        }
         self._taken_over = True
         return True
 

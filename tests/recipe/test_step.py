@@ -184,12 +184,15 @@ def test_a_step_that_a_kill_interrupted_goes_on(client: tq_redis.Client) -> None
     killed, counter = QueueStep(client, "train_3"), Counter()
     put_words(killed, "sun", "druse")
     killed.run("measure", Counter.measure, counter)
+    everything = client.get_meta(["length"], 0, "train_3", mode="force_fetch")
+    client.put({"bonus": torch.tensor([2, 2])}, everything)
 
     with QueueStep(client, "train_3") as step:
         put_words(step, "sun", "druse")
         assert step.run("measure", Counter.measure, counter) == {}
         step.run("score", Counter.score, counter)
         step.run("look", Counter.look, counter)
+        assert columns(step, "score") == [5, 7]  # with the bonus, which was there
 
     assert counter.seen == [["sun", "druse"], ["sun", "druse"]]  # measured once, looked at once
     assert client.get_partition_list() == []

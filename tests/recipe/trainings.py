@@ -19,6 +19,9 @@ CORRECTION = (
     "algorithm.rollout_correction.rollout_rs_threshold='0.5_2.0'",
 )
 
+# Half of the processes to start.
+ALONE = "trainer.n_gpus_per_node=1"
+
 # Between them, all that a step can consist of.
 TRAININGS = {
     "grpo_twice": (
@@ -27,7 +30,7 @@ TRAININGS = {
         "actor_rollout_ref.actor.use_kl_loss=true",
         "actor_rollout_ref.actor.entropy_coeff=0.01",
     ),
-    "gae_twice": ("algorithm.adv_estimator=gae", "trainer.critic_warmup=2"),
+    "gae_twice": ("algorithm.adv_estimator=gae", "trainer.critic_warmup=2", ALONE),
     "reward_model": (
         "algorithm.adv_estimator=gae",
         "reward.reward_model.enable=true",
@@ -35,17 +38,19 @@ TRAININGS = {
         "tq_redis.step.lease_s=60",
     ),
     "remax": (
+        ALONE,
         "algorithm.adv_estimator=remax",
         "algorithm.use_kl_in_reward=true",
         "algorithm.kl_ctrl.type=adaptive",
         "reward.launch_reward_fn_async=true",
     ),
     "reinforce": (
-        *("algorithm.adv_estimator=reinforce_plus_plus", *CORRECTION, *LORA),
+        *("algorithm.adv_estimator=reinforce_plus_plus", *CORRECTION, *LORA, ALONE),
         "actor_rollout_ref.actor.use_kl_loss=true",
         "trainer.logger=[tensorboard,file]",
     ),
     "rloo": (
+        ALONE,
         "algorithm.adv_estimator=rloo",
         "algorithm.rollout_correction.bypass_mode=true",
         "algorithm.use_kl_in_reward=true",
@@ -61,7 +66,11 @@ TRAININGS = {
         "actor_rollout_ref.actor.profiler.enable=true",
         "actor_rollout_ref.actor.profiler.all_ranks=true",
     ),
-    "agent_loop": ("+experiment=[smoke,servers]", "actor_rollout_ref.rollout.val_kwargs.n=2"),
+    "agent_loop": (
+        "+experiment=[smoke,servers]",
+        "actor_rollout_ref.rollout.val_kwargs.n=2",
+        ALONE,
+    ),
 }
 
 
