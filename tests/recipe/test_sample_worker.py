@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ WIDTH = 10
 
 
 @pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     variables = {"WORLD_SIZE": "1", "RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -32,7 +34,11 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     folder = Path(str(recipe.ppo.__file__)).parent / "config"
     with initialize_config_dir(str(folder), version_base=None):
         config = compose("ppo")
-    return SampleWorker(config, str(tmp_path))
+    worker: Any = SampleWorker(config, str(tmp_path))
+    yield worker
+    # verl's reward manager takes the loop of this thread, or makes one.
+    worker.rewards.loop.close()
+    asyncio.set_event_loop(None)
 
 
 def answered(tokenizer: Any, pairs: list[tuple[str, str]]) -> DataProto:
