@@ -45,10 +45,11 @@ def main(
     """Print what differs; status 1 if anything does by more than rounding."""
     prepare_environment()
     from recipe.ppo.cluster import ray_cluster
-    from recipe.ppo.difference import replaced, report
+    from recipe.ppo.difference import report
     from recipe.ppo.main_ppo import prepare
     from recipe.ppo.planes import open_plane
     from recipe.ppo.workers import start_workers
+    from recipe.v1.difference import replaced
 
     configs = {
         name: composed(output.resolve() / name, [f"algorithm.adv_estimator={name}", *overrides])
@@ -66,7 +67,8 @@ def main(
     text, equal = report(pairs)
     print(text)
     if write is not None:
-        write.write_text(replaced(write.read_text(encoding="utf-8"), text), encoding="utf-8")
+        page = replaced(write.read_text(encoding="utf-8"), text, "recipe.ppo.compare")
+        write.write_text(page, encoding="utf-8")
     sys.exit(0 if equal else 1)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from tensordict import TensorDict
 from verl import DataProto
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
@@ -74,8 +75,11 @@ class ValueWorker(_Worker):
         self.reset()
         self.set_loss_fn(partial(value_loss, config=self.settings))
 
-    def _micro_batch(self, data: DataProto) -> dict[str, int]:
-        return micro_batch(data, self.engine_config.infer_micro_batch_size_per_gpu)
+    def _infer(self, data: DataProto) -> tuple[TensorDict, TensorDict | None]:
+        """The batch in the engine's layout, and its output; None on ranks that have none."""
+        size = micro_batch(data, self.engine_config.infer_micro_batch_size_per_gpu)
+        batch = without_padding(data, compute_loss=False, **size)
+        return batch, self.infer_batch(batch)
 
 
 class CriticWorker(ValueWorker):
@@ -86,8 +90,7 @@ class CriticWorker(ValueWorker):
     @tqbridge(reads=SEQUENCE, writes=("values",))
     def compute_values(self, data: DataProto) -> DataProto:
         """(B, R) float32 values before each token of the response."""
-        batch = without_padding(data, compute_loss=False, **self._micro_batch(data))
-        output = self.infer_batch(batch)
+        batch, output = self._infer(data)
         if output is None:
             return DataProto()
         return DataProto.from_dict({"values": of_responses(output, "values", batch)})
@@ -117,8 +120,7 @@ class RewardModelWorker(ValueWorker):
     @tqbridge(reads=SEQUENCE, writes=("rm_scores",))
     def compute_rm_score(self, data: DataProto) -> DataProto:
         """(B, R) float32: the score at the last token of the response, 0 elsewhere."""
-        batch = without_padding(data, compute_loss=False, **self._micro_batch(data))
-        output = self.infer_batch(batch)
+        _, output = self._infer(data)
         if output is None:
             return DataProto()
         of_tokens = tu.get(output, "values")

@@ -29,7 +29,6 @@ _SHOWN = {
 _STEP_TIME = "timing_s/step"
 # Seconds and bytes differ from run to run.
 _IGNORED = ("driver/", "critic/perf/")
-_BEGIN, _END = "<!-- recipe.ppo.compare: begin -->", "<!-- recipe.ppo.compare: end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +129,6 @@ def report(pairs: Sequence[Pair]) -> tuple[str, bool]:
         gap <= TOLERANCE for pair in pairs for gap in (*pair.gaps.values(), pair.weight_gap)
     )
     return "\n\n".join(texts), equal
-
-
-def replaced(page: str, text: str) -> str:
-    """The page with ``text`` between its two marks.
-
-    Raises:
-        ValueError: the page has no marks.
-    """
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise ValueError(f"The page needs the lines {_BEGIN} and {_END}")
-    return f"{before}{_BEGIN}\n{text}\n{_END}{after}"
 
 
 def _text(pair: Pair) -> str:

@@ -68,14 +68,22 @@ def run(config: DictConfig) -> None:
     _check(config)
     for variable, place in _PLACES.items():
         os.environ.setdefault(variable, str(output / place))
-    from recipe.ppo.checkpoints import Checkpoints
-
     output.mkdir(parents=True, exist_ok=True)
-    done = Checkpoints(Path(config.trainer.default_local_dir), None).latest or 0
-    if done < (config.trainer.total_training_steps or done + 1):
+    if not _is_finished(config):
         _train(config)
     if "task" in config:
         _report(output)
+
+
+def _is_finished(config: DictConfig) -> bool:
+    """Whether the run that would go on is at its end."""
+    from recipe.ppo.checkpoints import Checkpoints
+
+    trainer = config.trainer
+    if trainer.resume_mode != "auto" or trainer.total_training_steps is None:
+        return False
+    latest = Checkpoints(Path(trainer.default_local_dir), None).latest
+    return latest is not None and latest >= trainer.total_training_steps
 
 
 def _check(config: DictConfig) -> None:

@@ -32,7 +32,7 @@ class Prompts:
         processor: of a model that sees or hears; None for text.
         fields: the columns that some task reads. All of them are Python values, so the driver makes
             no tensor.
-        cache: folder for the files that the datasets library writes; None for its own.
+        cache: folder for the files that the datasets library writes.
     """
 
     def __init__(
@@ -41,15 +41,14 @@ class Prompts:
         tokenizer: Any,
         processor: Any,
         fields: Collection[str],
-        cache: Path | None,
+        cache: Path,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._processor = processor
         self._fields = fields
-        if cache is not None:
-            # The library takes its cache from the user's home unless told before the first use.
-            datasets.config.HF_DATASETS_CACHE = cache
+        # The library takes its cache from the user's home unless told before the first use.
+        datasets.config.HF_DATASETS_CACHE = cache
 
     def training(self) -> TrainingPrompts:
         """Batches to train on."""

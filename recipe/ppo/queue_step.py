@@ -78,7 +78,7 @@ class QueueStep(Step):
         return True
 
     def _uids_of(self, left: BatchMeta) -> list[str]:
-        """None where samples lack them, or where they are lost."""
+        """Empty where samples lack them, or where they are lost."""
         if not left.is_ready:
             return []
         try:

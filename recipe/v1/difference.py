@@ -15,7 +15,6 @@ _SHOWN = {
     "gradient norm": "actor/grad_norm",
     "entropy": "actor/entropy",
 }
-_BEGIN, _END = "<!-- recipe.v1.compare: begin -->", "<!-- recipe.v1.compare: end -->"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,17 +76,18 @@ def report(one: Run, other: Run) -> tuple[str, bool]:
     return text, not unequal
 
 
-def replaced(page: str, text: str) -> str:
-    """The page with ``text`` between its two marks.
+def replaced(page: str, text: str, program: str = "recipe.v1.compare") -> str:
+    """The page with ``text`` between the two marks of a program.
 
     Raises:
         ValueError: the page has no marks.
     """
-    before, begin, rest = page.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
+    first, last = f"<!-- {program}: begin -->", f"<!-- {program}: end -->"
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
     if not begin or not end:
-        raise ValueError(f"The page needs the lines {_BEGIN} and {_END}")
-    return f"{before}{_BEGIN}\n{text}\n{_END}{after}"
+        raise ValueError(f"The page needs the lines {first} and {last}")
+    return f"{before}{first}\n{text}\n{last}{after}"
 
 
 def _times(run: Run) -> str:

@@ -276,6 +276,19 @@ def test_tags_alone(client: tq.Client, meta: tq.BatchMeta) -> None:
     assert "produced:length" not in client.get_summary("p")
 
 
+def test_tags_come_back_with_keys_too(client: tq.Client) -> None:
+    @tqbridge(reads=("x",), writes=(), tags=("length",))
+    def measure(data: DataProto) -> DataProto:
+        return DataProto.from_dict({"length": data.batch["x"].long()})
+
+    made = client.kv_batch_put(
+        ["a", "b"], "p", {"x": torch.tensor([3.0, 5.0])}, tags=[{"seed": 1}, {"seed": 2}]
+    )
+
+    assert measure(made).tags == [{"seed": 1, "length": 3}, {"seed": 2, "length": 5}]
+    assert client.kv_list("p")["p"]["b"] == {"seed": 2, "length": 5}
+
+
 def test_a_missing_tag_is_an_error(meta: tq.BatchMeta) -> None:
     with pytest.raises(tq.InputError, match=r"lacks the declared fields \['length'\]"):
         tqbridge(writes=(), tags=("length",))(lambda data: DataProto())(meta)

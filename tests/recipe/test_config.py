@@ -11,7 +11,8 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
 import recipe.ppo
-from recipe.ppo.main_ppo import run
+from recipe.ppo.checkpoints import Checkpoints
+from recipe.ppo.main_ppo import _is_finished, run
 from tq_redis import ConfigError
 
 Compose = Callable[..., DictConfig]
@@ -51,6 +52,22 @@ def test_the_settings_of_the_readme_exist(composed: Compose, settings: str) -> N
         name, _, value = setting.partition("=")
         if not name.startswith("+") and value.isidentifier():
             assert str(OmegaConf.select(config, name)).lower() == value.lower()
+
+
+def test_a_finished_run_is_not_trained_again_unless_it_is_to_begin_anew(
+    composed: Compose, tmp_path: Path
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=None)
+    checkpoints.start(100)
+    checkpoints.finish(100)
+
+    assert _is_finished(composed(f"output_dir={tmp_path}"))
+    for override in (
+        "trainer.resume_mode=disable",
+        "trainer.total_training_steps=101",
+        "trainer.total_training_steps=null",
+    ):
+        assert not _is_finished(composed(f"output_dir={tmp_path}", override))
 
 
 def test_one_seed_sets_all(composed: Compose) -> None:

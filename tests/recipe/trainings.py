@@ -43,6 +43,7 @@ TRAININGS = {
         "algorithm.use_kl_in_reward=true",
         "algorithm.kl_ctrl.type=adaptive",
         "reward.launch_reward_fn_async=true",
+        "reward.num_workers=2",
     ),
     "reinforce": (
         *("algorithm.adv_estimator=reinforce_plus_plus", *CORRECTION, *LORA, ALONE),

@@ -231,7 +231,9 @@ class _Bridge:
         if isinstance(meta, BatchMeta):
             return real
         fields = sorted({*(meta.fields or ()), *real.field_names})
-        return KVBatchMeta(meta.keys, meta.tags, meta.partition_id, fields, real.extra_info)
+        none: list[dict[str, Any]] = [{}] * meta.size
+        tags = [{**old, **more} for old, more in zip(meta.tags, parts.tags or none, strict=True)]
+        return KVBatchMeta(meta.keys, tags, meta.partition_id, fields, real.extra_info)
 
     def _batch(self, name: str, samples: BatchMeta, device: torch.device) -> Any:
         columns = get_client().get_columns(

@@ -17,8 +17,9 @@ def meta_dispatch(mesh_name: str, *, pad: bool = False) -> dict[str, Callable[..
     Args:
         mesh_name: a mesh that the workers registered, for example ``actor``.
         pad: fill a batch that the ranks cannot share evenly up with repeated rows, which are
-            never written back; else such a batch is refused, as DataProto does. verl's own
-            ``auto_padding`` entry in ``extra_info`` does the same for one batch.
+            never written back; a call that does not block returns those of verl's own batches.
+            Else such a batch is refused, as DataProto does. verl's own ``auto_padding`` entry in
+            ``extra_info`` does the same for one batch.
 
     Batches are split over the data-parallel ranks, ranks of one group get the same rows, and only
     those that the mesh collects from write back. Other arguments go to every rank as they are.
