@@ -26,6 +26,8 @@ _VALIDATION = 256
 _TUNING = 500
 _TEST = 1_000
 
+_GOES_ON = 0.2
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -131,10 +133,12 @@ def write_parquet(problems: Sequence[Problem], split: str, path: Path) -> None:
 def score_response(response: str, answer: str) -> float:
     """The dataset's own score in [0, 1]: the share of letters at their place, 1.0 when exact.
 
-    An answer that is right but goes on is meant to lose 0.2, but the dataset adds 1/n n times and
-    compares with 1.0, so for some lengths it scores 0.9999999999999999 or 1.0000000000000002.
-    In float32 those are 1.0: compare the float64 score, as :func:`compute_score` does.
+    An answer that is right but goes on loses 0.2. The dataset means that too, but adds 1/n n times
+    and compares the sum with 1.0, which a rounding error misses for most lengths.
     """
+    given, right = response.lower(), answer.lower()
+    if given != right and given.startswith(right):
+        return 1.0 - _GOES_ON
     return float(_dataset().score_answer(response, {"answer": answer}))
 
 
