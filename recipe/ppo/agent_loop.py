@@ -96,7 +96,7 @@ class AgentLoops:
         self._checkpoints.sleep_replicas()
 
     def generate_sequences(self, batch: Any) -> Any:
-        """Let the workers answer the samples of a batch, or of its metadata."""
+        """Let the workers answer the samples of a batch, or of its metadata; does not wait."""
         return call_actors(batch, [worker.generate_sequences for worker in self._workers])
 
     def update_weights(self, step: int) -> None:

@@ -80,7 +80,7 @@ def both(name: str, config: DictConfig, workers: Workers, queue: Plane, rounds: 
         config: the whole configuration, resolved.
         workers: started with it.
         queue: the plane that is compared with the plain one.
-        rounds: trainings of each kind, in turn; the plain one comes first.
+        rounds: trainings of each kind; which kind comes first changes from one to the next.
     """
     from recipe.ppo.difference import PLAIN, QUEUE, Pair
     from recipe.ppo.planes import PlainPlane
@@ -89,7 +89,8 @@ def both(name: str, config: DictConfig, workers: Workers, queue: Plane, rounds: 
     pair = Pair(name)
     beginning = _train(config, root / "start", workers, PlainPlane(), None)
     for number in range(rounds):
-        for kind, plane in ((PLAIN, PlainPlane()), (QUEUE, queue)):
+        turns = [(PLAIN, PlainPlane()), (QUEUE, queue)]
+        for kind, plane in turns if number % 2 == 0 else reversed(turns):
             traced = TracedPlane(plane)
             folder = _train(config, root / f"{kind}_{number}", workers, traced, beginning)
             pair.add(kind, folder, traced.steps)
@@ -136,9 +137,9 @@ class TracedPlane:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._plane, name)
 
-    def step(self, name: str) -> Any:
+    def step(self, name: str, **settings: Any) -> Any:
         """The plane's step, watched."""
-        step = self._plane.step(name)
+        step = self._plane.step(name, **settings)
         plane_batch, plane_take = step._batch, step._take
 
         def count(value: Any) -> None:

@@ -104,6 +104,7 @@ def _check(config: DictConfig) -> None:
     for name, value in _FIXED.items():
         if OmegaConf.select(config, name) != value:
             raise ConfigError(f"{name} must be {value}, got {OmegaConf.select(config, name)!r}")
+    _check_step(config)
     if config.algorithm.adv_estimator not in _ESTIMATORS:
         raise ConfigError(
             f"algorithm.adv_estimator must be one of {', '.join(_ESTIMATORS)}, got "
@@ -125,6 +126,27 @@ def _check(config: DictConfig) -> None:
                 "your own take --config-name tq_redis_ppo_trainer"
             )
         _warm_start_settings(config)
+
+
+def _check_step(config: DictConfig) -> None:
+    """Refuse what the trainer cannot do.
+
+    Raises:
+        ConfigError: the sampler, or the staleness.
+    """
+    from recipe.ppo.planes import make_sampler
+    from recipe.ppo.rollout import NAME as IN_PROCESS
+    from tq_redis import ConfigError
+
+    step, rollout = config.tq_redis.step, config.actor_rollout_ref.rollout.name
+    make_sampler(step.sampler)
+    if step.staleness not in (0, 1):
+        raise ConfigError(f"tq_redis.step.staleness must be 0 or 1, got {step.staleness!r}")
+    if step.staleness and rollout == IN_PROCESS:
+        raise ConfigError(
+            f"tq_redis.step.staleness=1 needs rollout servers: {rollout!r} generates in the "
+            "training processes. Take +experiment=servers, or actor_rollout_ref.rollout.name=vllm."
+        )
 
 
 def _warm_start_settings(config: DictConfig) -> Any:

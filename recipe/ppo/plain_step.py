@@ -69,7 +69,7 @@ class PlainStep(Step):
         self._parts = [whole]
         self._given = defaultdict(int, dict.fromkeys(self._given, 1))
 
-    def _clear(self) -> None:
+    def close(self) -> None:
         self._parts = []
 
 

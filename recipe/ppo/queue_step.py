@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from recipe.ppo.step import Columns, Step
-from tq_redis import BatchMeta, Client, DataLostError
+from tq_redis import BatchMeta, Client, ConfigError, DataLostError
+from tq_redis.samplers import Sampler
 
 _PRODUCED = "produced:"
 
@@ -16,27 +17,37 @@ _PRODUCED = "produced:"
 class QueueStep(Step):
     """A partition that lives as long as the step.
 
-    A partition that is there already is what a killed run left of this very step: its samples are
-    taken over, and tasks are done only on those that lack what the task writes.
-
     Args:
         client: of the queue.
         name: of the step and the partition.
         lease_s: seconds for which a task's samples are its own until it is done; None: they are
             consumed when they are given out.
+        sampler: in which order a task gets the samples, until the step is balanced.
+        left: a killed run left the partition. Its samples are taken over, and tasks are done only
+            on those that lack what the task writes.
     """
 
-    def __init__(self, client: Client, name: str, lease_s: float | None = None) -> None:
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        *,
+        lease_s: float | None = None,
+        sampler: Sampler | None = None,
+        left: bool = False,
+    ) -> None:
         super().__init__(name)
         self._client = client
         self._lease_s = lease_s
+        self._sampler = sampler
+        self._left = left
         self._fields: set[str] = set()
         self._given: dict[str, int] = defaultdict(int)
         self._place: dict[int, int] = {}
         self._taken_over = False
 
     def _put(self, columns: Columns) -> None:
-        if not self.size and self._take_over(list(columns["uid"])):
+        if self._left and not self.size and self._take_over(list(columns["uid"])):
             return
         made = self._client.put(
             dict(columns), partition_id=self.name, group_ids=list(columns["uid"])
@@ -61,8 +72,6 @@ class QueueStep(Step):
 
     def _take_over(self, uids: list[str]) -> bool:
         """Go on with the samples that a killed run left, if they are those of this step."""
-        if self.name not in self._client.get_partition_list():
-            return False
         left = self._client.get_meta(("uid",), 0, self.name, mode="force_fetch")
         if self._uids_of(left) != uids:
             self._client.clear_partition(self.name)
@@ -98,13 +107,20 @@ class QueueStep(Step):
         )
 
     def _claim(self, task: str, fields: Sequence[str]) -> BatchMeta:
+        size = self.size - self._given[task]
         meta = self._client.get_meta(
             list(fields),
-            self.size - self._given[task],
+            size,
             self.name,
             task_name=task,
+            sampler=self._sampler,
             lease=self._lease_s,
         )
+        if meta.size != size:
+            raise ConfigError(
+                f"tq_redis.step.sampler chose {meta.size} of the {size} samples of {self.name!r} "
+                f"for the task {task!r}: it may order them, and must leave none out"
+            )
         self._given[task] = self.size
         if self._place:
             rows = range(meta.size)
@@ -123,6 +139,6 @@ class QueueStep(Step):
         ids = self._balanced.global_indexes
         self._place = {ids[row]: place for place, row in enumerate(rows)}
 
-    def _clear(self) -> None:
+    def close(self) -> None:
         # Also when a task failed: nobody will read the rest of this step.
         self._client.clear_partition(self.name)

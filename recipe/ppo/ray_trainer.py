@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ class Algorithm:
         reference: log-probabilities of a reference model are needed.
         kl_in_reward: their distance is a part of the reward.
         critic_warmup: the actor is updated from this step on.
+        ahead: the next step is generated while this one is trained.
     """
 
     baselines: bool
@@ -56,6 +58,7 @@ class Algorithm:
     reference: bool
     kl_in_reward: bool
     critic_warmup: int
+    ahead: bool
 
     @classmethod
     def of(cls, config: DictConfig) -> Algorithm:
@@ -75,7 +78,23 @@ class Algorithm:
             reference=need_reference_policy(config),
             kl_in_reward=algorithm.use_kl_in_reward,
             critic_warmup=config.trainer.critic_warmup,
+            ahead=config.tq_redis.step.staleness > 0,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The samples of a step, while they are generated.
+
+    Attributes:
+        step: the samples.
+        wait: until they are there; may be called again.
+        place: in the data set, of the first of their prompts.
+    """
+
+    step: Step
+    wait: Callable[[], None]
+    place: Mapping[str, Any]
 
 
 class RayPPOTrainer:
@@ -100,6 +119,7 @@ class RayPPOTrainer:
         self.checkpoints = Checkpoints(
             Path(config.trainer.default_local_dir), config.trainer.max_actor_ckpt_to_keep
         )
+        self._ahead: Rollout | None = None
         data, prompts = config.data, _prompts(config, workers)
         self.prompts = prompts.training()
         self.held_out = {
@@ -118,32 +138,39 @@ class RayPPOTrainer:
                 self.reports.write(0, {**self._validate("val"), **self._validate("test")}, bar)
             if trainer.val_only:
                 return
-            for prompts in self.prompts:
-                if self.step >= self.total_steps:
-                    break
-                self.step += 1
-                with self._profiled():
-                    metrics = self._train(prompts)
-                bar.update()
-                self._after(metrics, bar)
+            batches = iter(self.prompts)
+            try:
+                while self.step < self.total_steps:
+                    self.step += 1
+                    with self._profiled():
+                        metrics = self._train(batches)
+                    bar.update()
+                    self._after(metrics, bar)
+            finally:
+                if self._ahead is not None:
+                    self._ahead.step.close()
 
-    def _train(self, prompts: Columns) -> Metrics:
+    def _train(self, batches: Iterator[Columns]) -> Metrics:
         start = time.perf_counter()
         do, who = self.algorithm, self.workers
-        uids = [f"{self.step}-{row}" for row in range(len(prompts["raw_prompt"]))]
-        with self.plane.step(f"train_{self.step}") as step:
-            step.put(prompts, uids, repeat=self.config.actor_rollout_ref.rollout.n)
-            step.run("gen", who.rollout.task, who.rollout, global_steps=self.step)
-            if do.baselines:
-                self._baselines(step, prompts, uids)
-            who.rollout.sleep()
-            self._save_rollouts()
+        rollout, self._ahead = self._ahead, None
+        if rollout is None:
+            rollout = self._generate(self.step, batches)
+        with rollout.step as step:
+            rollout.wait()
+            if do.ahead and self.step < self.total_steps:
+                self._ahead = self._generate(self.step + 1, batches)
+            else:
+                who.rollout.sleep()
+                self._save_rollouts()
             if do.balance:
                 step.balance(who.actor_ranks)
             self._rate(step)
             self._update(step)
             step.run("metrics", SampleWorker.compute_metrics, who.samples)
             self._show(step)
+            if self._ahead is not None:
+                self._ahead.wait()  # the servers get no weights while they generate
         with step.timed("update_weights"):
             who.rollout.update_weights(self.step)
         step.seconds["step"] = time.perf_counter() - start
@@ -177,12 +204,32 @@ class RayPPOTrainer:
         if self.step >= self.algorithm.critic_warmup:
             step.run("update_actor", ActorWorker.update_actor, self.workers.actor)
 
-    def _baselines(self, step: Step, prompts: Columns, uids: list[str]) -> None:
+    def _generate(self, number: int, batches: Iterator[Columns]) -> Rollout:
+        """Begin to answer the prompts of a step."""
+        who = self.workers
+        place = self.prompts.state_dict() if self.algorithm.ahead else {}
+        prompts = next(batches)
+        uids = [f"{number}-{row}" for row in range(len(prompts["raw_prompt"]))]
+        with ExitStack() as failed:
+            step = failed.enter_context(self.plane.step(f"train_{number}", training=True))
+            step.put(prompts, uids, repeat=self.config.actor_rollout_ref.rollout.n)
+            answered = step.start("gen", who.rollout.task, who.rollout, global_steps=number)
+            failed.pop_all()
+
+        @cache
+        def wait() -> None:
+            answered()
+            if self.algorithm.baselines:
+                self._baselines(step, prompts, uids, number)
+
+        return Rollout(step, wait, place)
+
+    def _baselines(self, step: Step, prompts: Columns, uids: list[str], number: int) -> None:
         """REMAX: the reward of each prompt's greedy answer."""
         who = self.workers
-        with self.plane.step(f"greedy_{self.step}") as greedy:
+        with self.plane.step(f"greedy_{number}") as greedy:
             greedy.put(prompts, uids)
-            greedy.run("gen", who.rollout.task, who.rollout, global_steps=self.step, greedy=True)
+            greedy.run("gen", who.rollout.task, who.rollout, global_steps=number, greedy=True)
             self._score(greedy)()
             step.run("baselines", SampleWorker.compute_baselines, who.samples, greedy)
 
@@ -271,7 +318,8 @@ class RayPPOTrainer:
         if self.workers.critic is not None:
             self.workers.critic.save_checkpoint(str(folder / "critic"), global_step=self.step)
         self.workers.samples.save(str(folder / _SAMPLES))
-        torch.save(self.prompts.state_dict(), folder / _DATALOADER)
+        place = self._ahead.place if self._ahead else self.prompts.state_dict()
+        torch.save(place, folder / _DATALOADER)
         self.plane.save(folder / _QUEUE)
         self.checkpoints.finish(self.step)
 

@@ -47,7 +47,7 @@ class Step(ABC):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._clear()
+        self.close()
 
     def put(self, columns: Columns, uids: Sequence[str], repeat: int = 1) -> None:
         """Add each row ``repeat`` times. Those with the same uid answer the same prompt."""
@@ -119,6 +119,10 @@ class Step(ABC):
             self._reorder([row for part in parts for row in part])
         self.metrics |= _balancing.log_seqlen_unbalance(lengths, parts, prefix="global_seqlen")
 
+    @abstractmethod
+    def close(self) -> None:
+        """Let the samples go."""
+
     @contextmanager
     def timed(self, task: str) -> Generator[None]:
         """Add the time that the block takes to that of ``task``."""
@@ -147,9 +151,6 @@ class Step(ABC):
     @abstractmethod
     def _reorder(self, rows: Sequence[int]) -> None:
         """The order of the samples for the tasks to come."""
-
-    @abstractmethod
-    def _clear(self) -> None: ...
 
     def _report(self, info: Mapping[str, Any]) -> dict[str, Any]:
         rest = dict(info)

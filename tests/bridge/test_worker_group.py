@@ -122,8 +122,8 @@ def test_actors_that_are_no_worker_group_share_a_batch(group: Any, samples: tq.B
     actors = [kind.remote() for _ in range(2)]
     methods = [actor.double for actor in actors]
     try:
-        written = call_actors(samples[:5], methods)
-        plain = call_actors(DataProto.from_dict({"x": torch.arange(3.0)}), methods)
+        written = call_actors(samples[:5], methods).get()
+        plain = call_actors(DataProto.from_dict({"x": torch.arange(3.0)}), methods).get()
         with pytest.raises(tq.InputError, match="Cannot share a int"):
             call_actors(3, methods)
     finally:

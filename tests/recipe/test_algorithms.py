@@ -165,6 +165,24 @@ def test_agent_loops_hold_conversations(trained: Trained) -> None:
     assert "val-core/reasoning_gym/spell_backward/acc/mean@2" in trained.steps("agent_loop")[0]
 
 
+def test_a_step_is_generated_while_the_one_before_is_trained(trained: Trained) -> None:
+    gaps = [record["training/rollout_probs_diff_max"] for record in trained.steps("ahead")[1:]]
+
+    assert gaps[0] < 1e-4  # generated with the weights that it trained
+    assert gaps[1] > 1e-4  # with those of before the first update
+
+
+def test_what_was_generated_ahead_is_in_the_checkpoint(trained: Trained) -> None:
+    first = trained.steps("ahead")[-1]
+    (resumed,) = trained.steps("resumed")
+
+    assert resumed["step"] == 2
+    # The same answers, although the weights that gave them are gone, and the same weights.
+    for name in ("response_length/mean", "training/rollout_probs_diff_max", "actor/entropy"):
+        assert resumed[name] == pytest.approx(first[name], rel=1e-3)
+    assert resumed["training/rollout_probs_diff_max"] > 1e-4
+
+
 def test_metrics_go_to_the_backends_of_verls_tracking(trained: Trained) -> None:
     assert list((trained.output / "tensorboard").rglob("events.out.*"))
     assert (trained.output / "tracking.jsonl").stat().st_size > 0

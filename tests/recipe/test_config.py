@@ -17,6 +17,8 @@ from tq_redis import ConfigError
 
 Compose = Callable[..., DictConfig]
 
+_SAMPLER = "tq_redis.step.sampler._target_"
+
 
 @pytest.fixture
 def composed() -> Iterator[Compose]:
@@ -110,6 +112,10 @@ def test_an_unknown_key_is_refused(composed: Compose, override: str) -> None:
         ("task.name=chain_sum", "task.name must be spell_backward"),
         ("distillation.enabled=true", "distillation.enabled must be False"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=128", "train_batch_size"),
+        ("tq_redis.step.staleness=1", "needs rollout servers: 'transformers'"),
+        ("tq_redis.step.staleness=2", "staleness must be 0 or 1, got 2"),
+        (f"{_SAMPLER}=tq_redis.samplers.RankAwareSampler", "chooses for one rank"),
+        (f"{_SAMPLER}=tq_redis.samplers.NoSampler", "sampler cannot be made"),
     ],
 )
 def test_a_bad_setting_is_refused_before_anything_is_written(

@@ -119,6 +119,12 @@ def test_the_block_says_the_defaults_of_tq_redis(monkeypatch: pytest.MonkeyPatch
     config = composed("tq_redis_ppo_trainer", [search, "trainer.experiment_name=mine"])
 
     block = cast(dict[str, Any], OmegaConf.to_container(config.tq_redis, resolve=True))
-    assert block.pop("step") == {"queue": True, "lease_s": None, "save_rollouts": False}
+    assert block.pop("step") == {
+        "queue": True,
+        "lease_s": None,
+        "sampler": {"_target_": "tq_redis.samplers.SequentialSampler"},
+        "staleness": 0,
+        "save_rollouts": False,
+    }
     assert load_config(block) == Config(redis=RedisConfig(namespace="mine"))
     assert set(block["data"]) == set(Config().data.__struct_fields__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +13,9 @@ import tq_redis
 from recipe.ppo.plain_step import PlainStep
 from recipe.ppo.queue_step import QueueStep
 from recipe.ppo.step import Step
+from tq_redis import BaseSampler, ConfigError
 from tq_redis.bridge import tqbridge
+from tq_redis.samplers import Ready
 
 Begin = Callable[[str], Step]
 
@@ -158,6 +160,34 @@ def test_progress_is_in_the_queue_while_the_step_lives(client: tq_redis.Client) 
     assert client.get_partition_list() == []
 
 
+class LastFirst(BaseSampler):
+    """Takes so many samples, the newest first."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def sample(self, ready: Ready, batch_size: int, **sampling_config: Any) -> Sequence[int]:
+        return list(reversed(ready.ids))[: self.most]
+
+
+def test_a_sampler_orders_the_samples_of_each_task(client: tq_redis.Client) -> None:
+    counter = Counter()
+    with QueueStep(client, "train_1", sampler=LastFirst(3)) as step:
+        put_words(step, "sun", "moon", "star")
+        step.run("measure", Counter.measure, counter)
+
+    assert counter.seen == [["star", "moon", "sun"]]
+
+
+def test_a_sampler_that_leaves_samples_out_is_refused(client: tq_redis.Client) -> None:
+    with (
+        QueueStep(client, "train_1", sampler=LastFirst(2)) as step,
+        pytest.raises(ConfigError, match="chose 2 of the 3 samples of 'train_1'"),
+    ):
+        put_words(step, "sun", "moon", "star")
+        step.run("measure", Counter.measure, Counter())
+
+
 def test_the_driver_keeps_no_column(client: tq_redis.Client) -> None:
     with QueueStep(client, "train_1") as step:
         put_words(step, "sun", "druse")
@@ -187,7 +217,7 @@ def test_a_step_that_a_kill_interrupted_goes_on(client: tq_redis.Client) -> None
     everything = client.get_meta(["length"], 0, "train_3", mode="force_fetch")
     client.put({"bonus": torch.tensor([2, 2])}, everything)
 
-    with QueueStep(client, "train_3") as step:
+    with QueueStep(client, "train_3", left=True) as step:
         put_words(step, "sun", "druse")
         assert step.run("measure", Counter.measure, counter) == {}
         step.run("score", Counter.score, counter)
@@ -206,7 +236,7 @@ def test_only_the_samples_that_a_killed_worker_did_not_finish_are_done_again(
     one = client.get_meta(["word"], 1, "train_3", task_name="measure")
     counter.measure(one)
 
-    with QueueStep(client, "train_3") as step:
+    with QueueStep(client, "train_3", left=True) as step:
         put_words(step, "sun", "druse")
         step.run("measure", Counter.measure, counter)
         step.balance(1)
@@ -221,7 +251,7 @@ def test_samples_of_other_prompts_are_not_taken_over(client: tq_redis.Client) ->
     killed.run("measure", Counter.measure, Counter())
     counter = Counter()
 
-    with QueueStep(client, "train_3") as step:
+    with QueueStep(client, "train_3", left=True) as step:
         put_words(step, "new")
         step.run("measure", Counter.measure, counter)
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tq_redis
 from recipe.ppo.environment import prepare_environment
 
 LORA = ("actor_rollout_ref.model.lora_rank=4", "actor_rollout_ref.model.lora.merge=true")
@@ -18,6 +19,8 @@ CORRECTION = (
     "algorithm.rollout_correction.rollout_rs=token_k1",
     "algorithm.rollout_correction.rollout_rs_threshold='0.5_2.0'",
 )
+
+REMAX = "algorithm.adv_estimator=remax"
 
 # Half of the processes to start.
 ALONE = "trainer.n_gpus_per_node=1"
@@ -39,7 +42,7 @@ TRAININGS = {
     ),
     "remax": (
         ALONE,
-        "algorithm.adv_estimator=remax",
+        REMAX,
         "algorithm.use_kl_in_reward=true",
         "algorithm.kl_ctrl.type=adaptive",
         "reward.launch_reward_fn_async=true",
@@ -53,6 +56,8 @@ TRAININGS = {
     "rloo": (
         ALONE,
         "algorithm.adv_estimator=rloo",
+        "tq_redis.step.sampler._target_=tq_redis.samplers.GRPOGroupNSampler",
+        "+tq_redis.step.sampler.n_samples_per_prompt=2",
         "algorithm.rollout_correction.bypass_mode=true",
         "algorithm.use_kl_in_reward=true",
         "trainer.log_val_generations=2",
@@ -72,6 +77,7 @@ TRAININGS = {
         "actor_rollout_ref.rollout.val_kwargs.n=2",
         ALONE,
     ),
+    "ahead": ("+experiment=[smoke,servers]", "tq_redis.step.staleness=1", REMAX, ALONE),
 }
 
 
@@ -80,7 +86,7 @@ def main(output: Path, redis_url: str, namespace: str) -> None:
     from recipe.ppo.cluster import ray_cluster
     from recipe.ppo.compare import both, composed
     from recipe.ppo.main_ppo import prepare
-    from recipe.ppo.planes import open_plane
+    from recipe.ppo.planes import QueuePlane, open_plane
     from recipe.ppo.ray_trainer import RayPPOTrainer
     from recipe.ppo.reports import Reports
     from recipe.ppo.workers import start_workers
@@ -102,8 +108,9 @@ def main(output: Path, redis_url: str, namespace: str) -> None:
         configs[name] = composed(output / name, settings)
         prepare(configs[name])
     first = next(iter(configs.values()))
-    with ray_cluster(first), open_plane(first.tq_redis) as queue:
+    with ray_cluster(first), open_plane(first.tq_redis):
         for name, config in configs.items():
+            queue = QueuePlane(tq_redis.get_client(), config.tq_redis.step)
             workers = start_workers(config)
             if name.endswith("twice"):
                 pair = both(name, config, workers, queue)
@@ -117,8 +124,24 @@ def main(output: Path, redis_url: str, namespace: str) -> None:
                 reporting = Reports(config)
                 RayPPOTrainer(config, queue, workers, reporting).fit()
                 reports[name] = {"steps": reporting.records.read()}
+                if name == "ahead":
+                    reports["resumed"] = {"steps": _second_step(config, queue, workers)}
             workers.end()
     (output / "reports.json").write_text(json.dumps(reports))
+
+
+def _second_step(config: Any, queue: Any, workers: Any) -> list[Any]:
+    """The records of a run that goes on from the checkpoint of the first step."""
+    from recipe.ppo.ray_trainer import RayPPOTrainer
+    from recipe.ppo.reports import Reports
+
+    trainer = config.trainer
+    trainer.resume_mode = "resume_path"
+    trainer.resume_from_path = f"{trainer.default_local_dir}/global_step_1"
+    config.output_dir = f"{config.output_dir}/resumed"
+    reporting = Reports(config)
+    RayPPOTrainer(config, queue, workers, reporting).fit()
+    return reporting.records.read()
 
 
 if __name__ == "__main__":

@@ -30,36 +30,38 @@ def meta_dispatch(mesh_name: str, *, pad: bool = False) -> dict[str, Callable[..
     }
 
 
-def call_actors(batch: Any, methods: Sequence[Any]) -> Any:
-    """Share a batch evenly between actors that are no worker group, and join what they return.
+def call_actors(batch: Any, methods: Sequence[Any]) -> MetaFuture:
+    """Share a batch evenly between actors that are no worker group; does not wait for them.
 
     Args:
         batch: metadata, or a batch of verl's; rows are repeated where the actors cannot share it
             evenly, and neither written nor returned.
         methods: one of each actor, for example ``[actor.generate for actor in actors]``.
 
+    Returns:
+        What they will return, joined.
+
     Raises:
         InputError: ``batch`` is none.
     """
-    import ray
-
     split = _split(batch, len(methods), pad=True)
     if split is None:
         raise InputError(f"Cannot share a {type(batch).__name__} between actors")
     pairs = zip(methods, split.parts, strict=True)
-    output = concat_outputs(ray.get([method.remote(part) for method, part in pairs]))
-    return output[: len(output) - split.padding] if split.padding else output
+    return MetaFuture([method.remote(part) for method, part in pairs], split.padding)
 
 
 @dataclass(frozen=True, slots=True)
 class MetaFuture:
-    """The metadata that a non-blocking call will return.
+    """What a non-blocking call will return: metadata, or a batch of verl's.
 
     Attributes:
         refs: one Ray reference per collected rank.
+        padding: rows at the end that are cut off.
     """
 
     refs: Sequence[Any]
+    padding: int = 0
 
     def get(self, timeout: float | None = None) -> Any:
         """Wait for all ranks, at most ``timeout`` seconds, and concatenate.
@@ -69,7 +71,8 @@ class MetaFuture:
         """
         import ray
 
-        return concat_outputs(ray.get(list(self.refs), timeout=timeout))
+        output = concat_outputs(ray.get(list(self.refs), timeout=timeout))
+        return output[: len(output) - self.padding] if self.padding else output
 
 
 def concat_metas(metas: Sequence[BatchMeta]) -> BatchMeta:
