@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -20,6 +20,8 @@ from tq_redis.errors import ConfigError, PartitionNotFoundError, TQError
 
 _log = logging.getLogger(__name__)
 
+MetricsOf = Callable[[Mapping[str, Standing]], Iterator[Metric]]
+
 # Prometheus waits ten seconds by default.
 _ANSWER_S = 5.0
 
@@ -31,6 +33,7 @@ class MetricsServer:
         config: of the queue; ``redis.url`` is needed.
         host: the address of this host to listen at.
         port: 0: one that is free.
+        also: further metrics of the partitions, by name.
 
     Attributes:
         endpoint: ``host:port``.
@@ -40,12 +43,19 @@ class MetricsServer:
         ServerUnavailableError, AuthenticationError: Redis cannot be reached.
     """
 
-    def __init__(self, config: Config, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        config: Config,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        also: MetricsOf | None = None,
+    ) -> None:
         if config.redis.url is None:
             raise ConfigError("Which Redis? Give --url or set TQ_REDIS_URL.")
         asyncio.run(_standings(config))
         registry = CollectorRegistry()
-        registry.register(_Queue(config))
+        own: tuple[MetricsOf, ...] = (_of_partitions, _of_tasks)
+        registry.register(_Queue(config, own if also is None else (*own, also)))
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
@@ -81,8 +91,9 @@ async def _standings(config: Config) -> dict[str, Standing]:
 class _Queue(Collector):
     """All partitions of a namespace, as they stand when they are collected."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, kinds: Sequence[MetricsOf]) -> None:
         self._config = config
+        self._kinds = kinds
 
     def describe(self) -> list[Metric]:
         """Nothing, so that registering reads nothing."""
@@ -100,8 +111,8 @@ class _Queue(Collector):
         up.add_metric([], 1)
         yield up
         yield GaugeMetricFamily("tq_partitions", "Partitions.", len(standings))
-        yield from _of_partitions(standings)
-        yield from _of_tasks(standings)
+        for kind in self._kinds:
+            yield from kind(standings)
 
 
 def _of_partitions(standings: Mapping[str, Standing]) -> Iterator[Metric]:

@@ -11,6 +11,7 @@ from urllib.request import urlopen
 import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
 
 import tq_redis
 from tests.compat.conftest import Start
@@ -90,13 +91,23 @@ def test_init_returns_the_settings_and_then_what_it_is_given(start: Start) -> No
     assert tq.get_metrics_endpoint() is None
 
 
-@differs("serves metrics of its own names")
+@differs("the metrics of tq_redis are served too, and each is read when it is asked for")
 @pytest.mark.usefixtures("closed")
 def test_metrics_are_served_by_who_started_the_queue(memory: dict[str, Any]) -> None:
     tq.init(OmegaConf.create({"metrics": {"enabled": True}, "tq_redis": memory}))
-    tq.kv_put("k", "p", {"x": torch.ones(1)})
+    meta = tq.get_client().put(TensorDict({"x": torch.ones(4, 1)}, [4]), partition_id="p")
+    tq.get_client().get_meta(["x"], 1, "p", task_name="train")
     with urlopen(f"http://{tq.get_metrics_endpoint()}/metrics", timeout=10) as answer:
-        assert b'tq_partition_samples{partition="p"} 1.0' in answer.read()
+        lines = answer.read().decode().splitlines()
+    assert meta.size == 4
+    assert {
+        'tq_partition_samples{partition="p"} 4.0',
+        "tq_partitions_total 1.0",
+        'tq_partition_samples_total{partition_id="p"} 4.0',
+        'tq_partition_production_progress{partition_id="p",task_name="all"} 1.0',
+        'tq_partition_consumption_progress{partition_id="p",task_name="train"} 0.25',
+        "tq_global_index_allocated_total 4.0",
+    } <= set(lines)
     tq.close()
     assert tq.get_metrics_endpoint() is None
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tq_redis import session as strict
 from tq_redis.client.sync import Client
 from tq_redis.compat.transfer_queue.errors import CheckpointNotFoundError, NotConnectedError
+from tq_redis.compat.transfer_queue.metrics import gauges
 from tq_redis.compat.transfer_queue.own_sampler import start_chooser, stop_chooser
 from tq_redis.compat.transfer_queue.sampler import is_built_in, sampler_from
 from tq_redis.compat.transfer_queue.settings import (
@@ -184,7 +185,7 @@ def _serve_metrics(config: Config, port: int) -> None:
 
         ray: Any = untyped_ray  # its own types are partial
         host = ray.util.get_node_ip_address()
-    _metrics = MetricsServer(config, host, port)
+    _metrics = MetricsServer(config, host, port, also=gauges)
 
 
 def _drop_left_behind() -> None:
