@@ -406,6 +406,31 @@ class TestOnRay:
         assert f"in use by process {os.getpid()}" in out
         assert queue.get_partition_list() == ["p"]
 
+    @pytest.mark.parametrize("end", ["pass", "sys.exit()", "1 / 0"])
+    def test_a_program_that_does_not_close_leaves_nothing(
+        self, ray_session: None, redis_url: str, namespace: str, end: str
+    ) -> None:
+        import ray
+
+        settings = {"redis": {"url": redis_url, "namespace": namespace}}
+        program = python(
+            f"""
+            import logging, sys, torch, ray, tq_redis as tq
+            ray.init(address="auto", logging_level=logging.ERROR, log_to_driver=False)
+            tq.init({settings!r})
+            tq.get_client().put({{"x": torch.zeros(2)}}, partition_id="p")
+            {end}
+            """,
+            RAY_ADDRESS=ray.get_runtime_context().gcs_address,
+        )
+        errors = program.communicate(timeout=90)[1]
+
+        # Closing needs threads of executors, which Python ends before it calls atexit's functions.
+        assert "Exception ignored" not in errors
+        assert ("Traceback" in errors) == (end == "1 / 0"), errors
+        with redis.Redis.from_url(redis_url, decode_responses=True) as admin:
+            assert admin.exists(f"tq:{namespace}:{{p}}", f"tq:{namespace}:owner") == 0
+
     def test_what_a_run_left_in_a_ray_cluster_of_its_own_is_cleared(
         self, ray_session: None, redis_url: str, namespace: str
     ) -> None:

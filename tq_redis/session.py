@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import threading
@@ -333,5 +332,8 @@ def _forget_in_child() -> None:
     _session, _lock, _forked = None, threading.RLock(), True
 
 
-atexit.register(close)
+# Closing needs threads of executors. Python ends those before atexit's functions run, and what is
+# registered here before that, the latest first; concurrent.futures registers in the same way.
+_threading: Any = threading
+_threading._register_atexit(close)
 os.register_at_fork(after_in_child=_forget_in_child)

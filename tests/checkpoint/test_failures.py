@@ -200,7 +200,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "checksum is wrong",
     ),
     "version": (
-        change_the_manifest(lambda m: m.update(version=2)), "manifest.json", "version 2; this",
+        change_the_manifest(lambda m: m.update(version=3)), "manifest.json", "version 3; this",
     ),
     "format": (
         change_the_manifest(lambda m: m.update(format="other")), "manifest.json", "'other'",

@@ -160,7 +160,7 @@ class Partition:
 
     def _check_blocks(self) -> None:
         used = Counter(
-            cell.split(":")[0] for cells in self.fields.values() for cell in cells.values()
+            cell.split("@")[0] for cells in self.fields.values() for cell in cells.values()
         )
         live = self._hash("live")
         live.pop("next", None)

@@ -13,7 +13,7 @@ from tq_redis.checkpoint.files import FileRecord, check_file, disk_errors
 from tq_redis.errors import CheckpointError, InputError
 
 FORMAT = "tq_redis checkpoint"
-VERSION = 1
+VERSION = 2
 NAME = "manifest.json"
 
 

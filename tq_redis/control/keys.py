@@ -86,7 +86,8 @@ GLOSSARY = (
     Key(
         "tq:<ns>:{P}:field:<f>",
         "hash",
-        "sample id -> locator `<block number>:<row>`; presence is the production status",
+        "sample id -> locator `<block number>@<id of row 0>`: the sample's row in the block is "
+        "its id less that number; presence is the production status",
     ),
     Key("tq:<ns>:{P}:schema", "hash", "field -> JSON of its latest form"),
     Key(

@@ -37,7 +37,7 @@ async def test_new_rows_get_consecutive_ids_and_counters(plane: ControlPlane, ad
     assert before <= int(summary["created_at"]) <= time.time() + 1
     assert await plane.partitions(soon()) == ["p"]
     locators = admin.hgetall(f"{plane.keys.summary('p')}:field:x")
-    assert locators == {"1": "1:0", "2": "1:1", "3": "1:2", "4": "2:0", "5": "2:1"}
+    assert locators == {"1": "1@1", "2": "1@1", "3": "1@1", "4": "2@4", "5": "2@4"}
 
 
 async def test_a_row_is_found_as_fast_in_a_small_partition(

@@ -19,10 +19,13 @@ end
 
 local blocks, seen = {}, {}
 local function runs_of(locators)
-  local runs, last, expected = {}, 0, nil
+  local runs, last, expected, locator, number, zero = {}, nil, nil, nil, nil, nil
   for i = 1, #ids do
-    local number, row = string.match(locators[i], '^(%d+):(%d+)$')
-    row = tonumber(row)
+    if locators[i] ~= locator then
+      locator = locators[i]
+      number, zero = string.match(locator, '^(%d+)@(-?%d+)$')
+    end
+    local row = ids[i] - zero
     if number == last and row == expected then
       runs[#runs] = runs[#runs] + 1
     else

@@ -19,8 +19,9 @@ if replayed then
   return replayed
 end
 
--- 1. Which rows? `fresh` are the positions of those to be made.
-local ids, fresh, limited = nil, {}, false
+-- 1. Which rows? `new` are those to be made; `places`, where they stand among all: nil where all of
+-- them are new.
+local ids, new, places, limited = nil, {}, nil, false
 if args.ids then
   if not partition_exists() then
     return cmsgpack.pack({ code = 'no_partition' })
@@ -30,26 +31,25 @@ if args.ids then
   if #missing > 0 then
     return refuse('unknown', missing)
   end
-else
-  ids = {}
-  local known = args.keys and lookup('HMGET', key('keys'), args.keys) or {}
-  local made = 0
+elseif args.keys then
+  ids, places = lookup('HMGET', key('keys'), args.keys), {}
   for row = 1, args.count do
-    ids[row] = known[row]
-    if not ids[row] then
-      ids[row] = string.format('%d', args.first + made)
-      made = made + 1
-      fresh[made] = row
-    end
+    places[#places + 1] = not ids[row] and row or nil
   end
+  add_ids(new, args.first, #places)
+  for i, row in ipairs(places) do
+    ids[row] = new[i]
+  end
+else
+  ids = add_ids(new, args.first, args.count)
 end
-local all_fresh = #fresh == #ids
-if #fresh > 0 then
+local all_new = #new == #ids
+if #new > 0 then
   local made, expected, ended
   made, expected, ended, limited =
     unpack(redis.call('HMGET', P, 'made', 'expected', 'ended', 'limits'))
-  local refusal = not_to_come(#fresh, made, expected, ended)
-  if not refusal and limited and room_of(args.admission) < #fresh then
+  local refusal = not_to_come(#new, made, expected, ended)
+  if not refusal and limited and room_of(args.admission) < #new then
     refusal = cmsgpack.pack({ code = 'limited' })
   end
   if refusal then
@@ -72,7 +72,7 @@ local function conflict(field, dtype, rows, locators)
     end
   end
 end
-if not all_fresh then
+if not all_new then
   for _, block in ipairs(args.blocks) do
     local rows = {}
     for row = 1, block[4] do
@@ -106,27 +106,26 @@ local created = not partition_exists()
 if created then
   create(args.first)
 end
-if #fresh > 0 then
-  local new, keys, key_of, group = {}, {}, {}, {}
-  for i, row in ipairs(fresh) do
-    local id = ids[row]
-    new[i] = id
-    if args.keys then
-      keys[2 * i - 1], keys[2 * i] = args.keys[row], id
-      key_of[2 * i - 1], key_of[2 * i] = id, args.keys[row]
-    end
-    if args.groups then
-      group[2 * i - 1], group[2 * i] = id, args.groups[row]
-    end
+local new_keys = {}
+if #new > 0 then
+  local keys, key_of, group = {}, {}, {}
+  for i, row in ipairs(places or {}) do
+    local name, id = args.keys[row], new[i]
+    new_keys[i] = name
+    keys[2 * i - 1], keys[2 * i] = name, id
+    key_of[2 * i - 1], key_of[2 * i] = id, name
   end
-  call('ZADD', key('samples'), by_id(all_fresh and ids or new))
+  for i = 1, args.groups and #new or 0 do
+    group[2 * i - 1], group[2 * i] = new[i], args.groups[places and places[i] or i]
+  end
+  call('ZADD', key('samples'), by_id(all_new and ids or new))
   set_rows(key('keys'), keys)
   set_rows(key('key_of'), key_of)
   set_rows(key('group'), group)
-  redis.call('HINCRBY', P, 'samples', #fresh)
-  redis.call('HINCRBY', P, 'made', #fresh)
+  redis.call('HINCRBY', P, 'samples', #new)
+  redis.call('HINCRBY', P, 'made', #new)
   if limited then
-    use_room(args.admission, #fresh)
+    use_room(args.admission, #new)
   end
 end
 
@@ -139,10 +138,15 @@ for b, block in ipairs(args.blocks) do
     number = redis.call('HINCRBY', key('live'), 'next', 1)
   end
   numbers_of[b] = number
-  local cells, dtype_of, prefix = {}, {}, string.format('%d:', number)
+  local cells, dtype_of = {}, {}
+  local zero, locator -- most rows of a put have neighbouring ids, and so one locator
   for row = 1, count do
-    cells[2 * row - 1] = ids[first + row]
-    cells[2 * row] = prefix .. (offset + row - 1)
+    local id = ids[first + row]
+    if not locator or not all_new and zero ~= id - row then
+      zero = id - row
+      locator = string.format('%d@%d', number, zero + 1 - offset)
+    end
+    cells[2 * row - 1], cells[2 * row] = id, locator
   end
   for f, field in ipairs(fields) do
     local added = set_rows(key('field', field), cells)
@@ -164,12 +168,8 @@ call('HSET', key('schema'), args.schema)
 write_tags(args.tags, ids)
 if #args.tags > 0 then
   note_changes(args.keys or keys_of(ids))
-elseif args.keys then
-  local new = {}
-  for i, row in ipairs(fresh) do
-    new[i] = args.keys[row]
-  end
-  note_changes(new)
+else
+  note_changes(new_keys)
 end
 
 -- 5. What can be claimed now?
@@ -178,20 +178,21 @@ for field, count in pairs(covered) do
   has[field] = count == #ids or nil
 end
 for name, index in pairs(indexes()) do
-  local concerned, lacking, whole = #index.fields == 0 and #fresh > 0, false, all_fresh
+  local concerned, lacking, whole = #index.fields == 0 and #new > 0, false, all_new
   for _, field in ipairs(index.fields) do
     concerned = concerned or covered[field]
     lacking = lacking or not covered[field]
     whole = whole and has[field]
   end
-  -- A new row has no other field than those of this put.
-  if concerned and not (all_fresh and lacking) then
+  -- A new row has no other field than those of this put, and no other group.
+  lacking = lacking or index.group_size > 0 and not args.groups
+  if concerned and not (all_new and lacking) then
     add_ready(name, index, whole and ids or claimable(index, ids, has))
   end
 end
 
 event('put', 'rows', #ids)
 touch()
-local ranges = all_fresh and { args.first, args.count } or to_ranges(ids)
+local ranges = all_new and { args.first, args.count } or to_ranges(ids)
 return finish({ code = 'ok', created = created, ids = ranges, blocks = numbers_of,
   freed = to_free() })

@@ -13,17 +13,35 @@ local args = cmsgpack.unpack(ARGV[1])
 -- Values given to one redis.call: Lua's C stack holds about 8,000.
 local CHUNK = 4000
 
-local function key(...)
-  return P .. ':' .. table.concat({ ... }, ':')
+local PREFIX = P .. ':'
+local function key(one, two, three)
+  if three then
+    return PREFIX .. one .. ':' .. two .. ':' .. three
+  end
+  return PREFIX .. (two and one .. ':' .. two or one)
+end
+
+-- Append the ids of `count` samples from `first` on. To add a digit to a text takes half as long as
+-- to make a text of a number.
+local DIGITS = { [0] = '0', '1', '2', '3', '4', '5', '6', '7', '8', '9' }
+local function add_ids(ids, first, count)
+  local size, tens = #ids, nil
+  for i = 1, count do
+    local id = first + i - 1
+    local digit = id % 10
+    if digit == 0 or not tens then
+      tens = id < 10 and '' or string.format('%d', (id - digit) / 10)
+    end
+    ids[size + i] = tens .. DIGITS[digit]
+  end
+  return ids
 end
 
 -- {start, count, start, count, ...} -> {'id', 'id', ...}
 local function expand(ranges)
   local ids = {}
   for i = 1, #ranges, 2 do
-    for id = ranges[i], ranges[i] + ranges[i + 1] - 1 do
-      ids[#ids + 1] = string.format('%d', id)
-    end
+    add_ids(ids, ranges[i], ranges[i + 1])
   end
   return ids
 end
