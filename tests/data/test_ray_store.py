@@ -155,7 +155,7 @@ def test_samples_of_a_dead_producer_stay_readable(config: Config, plane: DataPla
 def test_a_store_that_dies_is_an_error_that_names_the_blocks(
     config: Config, plane: DataPlane
 ) -> None:
-    blocks = run(plane.put("p", {"x": column(1)}, soon()))
+    blocks = run(plane.put("p", {"x": column(2)}, soon()))
     kill_store(config)
     for reader in (plane, open_plane(config)):
         started = time.monotonic()
@@ -171,23 +171,23 @@ def test_a_put_after_the_death_of_the_store_starts_a_new_one(
     config: Config, plane: DataPlane
 ) -> None:
     reader = open_plane(config)
-    lost = run(plane.put("p", {"x": column(1)}, soon()))
+    lost = run(plane.put("p", {"x": column(2)}, soon()))
     run(reader.get(all_rows(lost), soon()))
     kill_store(config)
-    blocks = run(plane.put("p", {"x": column(1, start=7)}, soon()))
+    blocks = run(plane.put("p", {"x": column(2, start=7)}, soon()))
     for one in (plane, reader):  # the reader knows only the dead store
-        assert_same(run(one.get(all_rows(blocks), soon()))["x"], column(1, start=7))
+        assert_same(run(one.get(all_rows(blocks), soon()))["x"], column(2, start=7))
 
 
 def test_producers_that_start_at_once_share_one_store(config: Config) -> None:
     async def puts() -> list[list[WrittenBlock]]:
         planes = [open_plane(config) for _ in range(4)]
-        return await asyncio.gather(*(one.put("p", {"x": column(1)}, soon()) for one in planes))
+        return await asyncio.gather(*(one.put("p", {"x": column(2)}, soon()) for one in planes))
 
     written = run(puts())
     plane = open_plane(config)
     for blocks in written:
-        assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(1))
+        assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(2))
     listed = run(plane.unconfirmed(0.0, soon()))["p"]
     assert sorted(listed) == sorted(handle for blocks in written for handle in handles(blocks))
 
@@ -276,18 +276,18 @@ def test_running_instances_and_their_settings(config: Config, plane: DataPlane) 
 def test_shutdown_ends_only_the_own_stores(config: Config, plane: DataPlane) -> None:
     other_config = make_config()
     other = open_plane(other_config)
-    blocks = run(other.put("p", {"x": column(1)}, soon()))
-    run(plane.put("p", {"x": column(1)}, soon()))
+    blocks = run(other.put("p", {"x": column(2)}, soon()))
+    run(plane.put("p", {"x": column(2)}, soon()))
     run(plane.shutdown(soon()))
     run(plane.shutdown(soon()))
-    assert_same(run(other.get(all_rows(blocks), soon()))["x"], column(1))
+    assert_same(run(other.get(all_rows(blocks), soon()))["x"], column(2))
     run(other.shutdown(soon()))
 
 
 def test_a_store_without_calls_ends_itself(wait_until: Any) -> None:
     config = make_config(idle_ttl_s=3)
     plane = open_plane(config)
-    blocks = run(plane.put("p", {"x": column(1)}, soon()))
+    blocks = run(plane.put("p", {"x": column(2)}, soon()))
     wait_until(lambda: config.redis.namespace not in listed(), timeout=30, what="the store ended")
     with pytest.raises(DataLostError):
         run(plane.get(all_rows(blocks), soon()))
@@ -301,15 +301,15 @@ def listed() -> set[str]:
 
 
 def test_a_deadline_that_has_passed_is_an_error(plane: DataPlane) -> None:
-    blocks = run(plane.put("p", {"x": column(1)}, soon()))
+    blocks = run(plane.put("p", {"x": column(2)}, soon()))
     for call in (
         plane.get(all_rows(blocks), Deadline(0)),
-        plane.put("p", {"x": column(1)}, Deadline(0)),
+        plane.put("p", {"x": column(2)}, Deadline(0)),
         plane.unconfirmed(0.0, Deadline(0)),
     ):
         with pytest.raises(DeadlineError):
             run(call)
-    assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(1))
+    assert_same(run(plane.get(all_rows(blocks), soon()))["x"], column(2))
 
 
 def test_settings_reach_the_codec() -> None:
@@ -442,12 +442,12 @@ def test_small_blocks_need_no_call_of_the_actor(
             assert_same(got[name], column)
     assert_same(run(plane.get(all_rows(first), soon()))["x"], torch.arange(3))
     assert counted.calls == 0
-    large = run(plane.put("p", {"x": column_of(MB)}, soon()))
+    large = run(plane.put("p", {"x": column_of(2 * MB)}, soon()))
     assert counted.calls > 0
     run(plane.delete(handles(blocks), soon()))
     with pytest.raises(DataLostError):
         run(plane.get(all_rows(blocks), soon()))
-    assert_same(run(plane.get(all_rows(large), soon()))["x"], column_of(MB))
+    assert_same(run(plane.get(all_rows(large), soon()))["x"], column_of(2 * MB))
 
 
 def backend_of(plane: DataPlane) -> RayBackend:
