@@ -209,7 +209,7 @@ def test_views_need_no_copy_and_do_not_warn(plane: DataPlane, case: Case) -> Non
         two: Any = get(plane, wanted, copy=False)["x"]
     assert_same(one, column)
     backend = plane.route("x")
-    if backend == "memory" or backend == "ray" and case.small_bytes == 0:
+    if backend == "memory" or (backend == "ray" and case.small_bytes == 0):
         # What comes in messages is shared with no other process.
         assert one.data_ptr() == two.data_ptr()
     assert get(plane, wanted)["x"].data_ptr() != one.data_ptr()  # type: ignore[union-attr]

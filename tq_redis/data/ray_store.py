@@ -54,13 +54,13 @@ __all__ = ["RayBackend", "running_instances"]
 ray: Any = untyped_ray  # its own types are partial
 
 DOOR_BYTES = 1 << 20
-"""Bytes that one put may hand to the store in a message, which keeps them in its own memory. A put and
-a get of 1 MiB took 4.6 and 2.9 ms so, and 11.6 and 5.8 through the object store; from some 8 MiB on
-the object store is faster, and there all readers of a node share one copy."""
+"""Bytes that one put may hand to the store in a message, which keeps them in its own memory. A put
+and a get of 1 MiB took 4.6 and 2.9 ms so, and 11.6 and 5.8 through the object store. From about 8
+MiB on that is faster, and all readers of a node share one copy."""
 
 SMALL_BYTES = 64 << 10
-"""Bytes that one put may send inside its call of the actor, where the store did not answer the message;
-Ray puts arguments over 100 KiB by itself."""
+"""Bytes that one put may send inside its call of the actor, where the store did not answer the
+message; Ray puts arguments over 100 KiB by itself."""
 
 _SMALL = "s"
 """How names begin of blocks that were handed in whole; others are hexadecimal."""
