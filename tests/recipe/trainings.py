@@ -77,7 +77,14 @@ TRAININGS = {
         "actor_rollout_ref.rollout.val_kwargs.n=2",
         ALONE,
     ),
-    "ahead": ("+experiment=[smoke,servers]", "tq_redis.step.staleness=1", REMAX, ALONE),
+    "ahead": (
+        "+experiment=[smoke,servers]",
+        "tq_redis.step.staleness=1",
+        # Moves the weights even where all answers are as wrong as their baselines.
+        "actor_rollout_ref.actor.entropy_coeff=0.1",
+        REMAX,
+        ALONE,
+    ),
 }
 
 

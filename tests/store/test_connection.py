@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
@@ -23,11 +24,12 @@ from tq_redis.store.server import Address, StoreServer
 from tq_redis.store.shelf import Shelf
 
 HOST = "127.0.0.1"
+CAPACITY = 1 << 20
 
 
 @pytest.fixture
 def server() -> Iterator[StoreServer]:
-    server = StoreServer(Shelf(1000), HOST)
+    server = StoreServer(Shelf(CAPACITY), HOST)
     yield server
     server.stop()
 
@@ -45,21 +47,23 @@ async def measure(connection: StoreConnection, wait_s: float = 10.0) -> m.Reply:
 
 @pytest.mark.asyncio
 async def test_answers_find_their_questions(connection: StoreConnection) -> None:
-    contents = [bytes([number]) * (1 + 4 * number) for number in range(20)]
+    contents = [np.full(1 + 2048 * number, number, np.uint8) for number in range(20)]
     for number, content in enumerate(contents):
-        request = m.Hold("p", [str(number)], [m.Parcel(b"", ["|u1"])])
-        await connection.ask(request, [content], wait_s=10)
+        parcels, frames = m.pack([(b"", [content])])
+        await connection.ask(m.Hold("p", [str(number)], parcels), frames, wait_s=10)
     order = [number * 7 % 20 for number in range(200)]
     asked = [connection.ask(m.Find([str(number)]), wait_s=10) for number in order]
-    for number, (_, buffers) in zip(order, await asyncio.gather(*asked), strict=True):
-        assert [frame.bytes for frame in buffers] == [contents[number]]
+    for number, (reply, frames) in zip(order, await asyncio.gather(*asked), strict=True):
+        assert isinstance(reply, m.Found)
+        ((_, (content,)),) = filter(None, m.unpack(reply.parcels, frames))
+        assert np.array_equal(content, contents[number])
 
 
 @pytest.mark.asyncio
 async def test_a_request_that_is_refused(connection: StoreConnection) -> None:
     with pytest.raises(ValueError, match="names"):
-        await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"])]), wait_s=10)
-    assert await measure(connection) == m.Usage(0, 0, 1000)
+        await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"], [None])]), wait_s=10)
+    assert await measure(connection) == m.Usage(0, 0, CAPACITY)
 
 
 @pytest.mark.asyncio
@@ -80,9 +84,9 @@ async def test_nobody_listens() -> None:
 async def test_the_server_ends_while_an_answer_is_waited_for(
     server: StoreServer, connection: StoreConnection
 ) -> None:
-    await connection.ask(m.Reserve("a", 1000, 0.0, 60.0), wait_s=10)
+    await connection.ask(m.Reserve("a", CAPACITY, 0.0, 60.0), wait_s=10)
     waiting = asyncio.create_task(connection.ask(m.Reserve("b", 1, 60.0, 60.0), wait_s=60))
-    assert await measure(connection) == m.Usage(0, 1000, 1000)
+    assert await measure(connection) == m.Usage(0, CAPACITY, CAPACITY)
     await asyncio.to_thread(server.stop)
     started = time.monotonic()
     with pytest.raises(ConnectionError):
@@ -94,7 +98,7 @@ async def test_the_server_ends_while_an_answer_is_waited_for(
 async def test_a_connection_that_broke_is_made_again(
     server: StoreServer, connection: StoreConnection
 ) -> None:
-    assert await measure(connection) == m.Usage(0, 0, 1000)
+    assert await measure(connection) == m.Usage(0, 0, CAPACITY)
     await asyncio.to_thread(server.stop)
     port = int(server.address.endpoint.rpartition(":")[2])
     again = StoreServer(Shelf(7), HOST, port)
@@ -125,7 +129,7 @@ async def test_no_answer_in_time(server: StoreServer) -> None:
 @pytest.mark.asyncio
 async def test_calls_that_wait_when_it_is_closed(server: StoreServer) -> None:
     connection = StoreConnection(server.address)
-    await connection.ask(m.Reserve("a", 1000, 0.0, 60.0), wait_s=10)
+    await connection.ask(m.Reserve("a", CAPACITY, 0.0, 60.0), wait_s=10)
     waiting = asyncio.create_task(connection.ask(m.Reserve("b", 1, 60.0, 60.0), wait_s=60))
     await measure(connection)
     connection.close()
@@ -186,7 +190,7 @@ async def use():
     if "keep" in sys.argv:
         kept.append(connection)
     big = bytes(1 << 20)
-    await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"])]), [big], wait_s=10)
+    await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"], [None])]), [big], wait_s=10)
     asyncio.ensure_future(connection.ask(m.Reserve("b", 1000, 60.0, 60.0), wait_s=60))
     reply, _ = await connection.ask(m.Measure(), wait_s=10)
     os.write(1, b"%d " % reply.capacity)  # whole, also beside another process

@@ -243,13 +243,14 @@ def _gathered(
     gatherer: Gatherer, wanted: Mapping[str, Sequence[Run]], blocks: Mapping[str, StoredBlock]
 ) -> dict[str, Column]:
     columns: dict[str, Column] = {}
-    spans: dict[int, list[Span]] = {}  # fields mostly share one list of runs
+    spans: dict[tuple[Run, ...], list[Span]] = {}  # fields mostly have the same runs
     for field, runs in wanted.items():
         if not runs:
             raise InputError(f"No rows are wanted of field {field!r}", fields=(field,))
-        if id(runs) not in spans:
-            spans[id(runs)] = spans_of(runs)
-        sources = [blocks[span.handle].source(field, span) for span in spans[id(runs)]]
+        place = tuple(runs)
+        if place not in spans:
+            spans[place] = spans_of(runs)
+        sources = [blocks[span.handle].source(field, span) for span in spans[place]]
         try:
             columns[field] = gatherer.column(sources)
         except UnsupportedValueError as error:

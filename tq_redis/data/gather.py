@@ -28,6 +28,8 @@ from tq_redis.metadata.schema import FieldSchema
 
 Buffer = npt.NDArray[Any]
 
+_FIRST_ROW = np.zeros(1, np.int64)
+
 # Values of other types have three or more (see columns.py).
 _TEXT_BUFFERS = 2
 
@@ -109,6 +111,11 @@ class Gatherer:
         lengths: list[Int64s] = []
         for source in sources:
             firsts, counts = source.span.firsts, source.span.counts
+            if row_bytes and source.span.is_all_of(source.rows):  # as most blocks of few rows are
+                data = source.buffers[1].reshape(-1, row_bytes)
+                parts.append(Part(data, _FIRST_ROW, np.array([len(data)]), len(data)))
+                lengths.append(source.buffers[0])
+                continue
             ends = np.zeros(source.rows + 1, np.int64)
             np.cumsum(source.buffers[0], out=ends[1:])
             sizes = ends[firsts + counts] - ends[firsts]

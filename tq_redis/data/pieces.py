@@ -27,6 +27,11 @@ class Part:
     counts: Int64s
     rows: int
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of ``data``, in its order."""
+        return len(self.firsts) == 1 and self.rows == len(self.data)
+
 
 def joined(parts: Sequence[Part], row_bytes: int, *, copy: bool, memory: Memory) -> Bytes:
     """(rows, row_bytes): the rows of all parts.
@@ -40,7 +45,10 @@ def joined(parts: Sequence[Part], row_bytes: int, *, copy: bool, memory: Memory)
         return parts[0].data[first : first + parts[0].rows]
     rows = sum(part.rows for part in parts)
     out = memory.take(rows * row_bytes).reshape(rows, row_bytes)
-    _copy(parts, 0, out)
+    if all(part.is_whole for part in parts):
+        np.concatenate([part.data for part in parts], out=out)
+    else:
+        _copy(parts, 0, out)
     return out
 
 

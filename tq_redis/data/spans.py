@@ -38,6 +38,10 @@ class Span:
     low: int
     high: int
 
+    def is_all_of(self, rows: int) -> bool:
+        """Whether it is a whole block of so many rows, in its order."""
+        return len(self.firsts) == 1 and self.rows == rows
+
 
 def spans_of(runs: Sequence[Run]) -> list[Span]:
     """Group runs by block, in their order; runs that touch are joined."""

@@ -1,7 +1,8 @@
 """What a store and its clients say to each other.
 
-A message is a msgpack header, then the buffers of the blocks that it names, each in a frame of its
-own, so that none is copied into another one. Nothing is pickled. All requests are safe to repeat.
+A message is a msgpack header with the small buffers of the blocks that it names, then the large
+ones, each in a frame of its own, so that none is copied into another one. Nothing is pickled. All
+requests are safe to repeat.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tq_redis.store.shelf import Content
 LONGEST_S = 24 * 3600.0
 """No request may ask a store to wait, or to keep anything for it, for longer."""
 
+# A frame costs some 10 us at each end: as long as it takes to copy so many bytes.
+_OWN_FRAME = 16 << 10
 # Bytes of a message that libzmq keeps in memory of its own for certain.
 _OWN_MEMORY = 64 << 10
 
@@ -26,10 +29,12 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True):
-    """One block in a message: its header, and the dtypes of the buffers that follow."""
+    """One block in a message: its header, the dtypes of its buffers, and of each the bytes, or None
+    where they follow in a frame."""
 
     header: bytes
     dtypes: list[Dtype]
+    buffers: list[bytes | None]
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -188,12 +193,13 @@ decode_reply = msgspec.msgpack.Decoder(Reply).decode
 
 
 def pack(contents: Iterable[Content]) -> tuple[list[Parcel], list[Any]]:
-    """Blocks as parcels, and the buffers that follow the header, in this order."""
+    """Blocks as parcels, and the frames that follow the header, in this order."""
     parcels: list[Parcel] = []
     frames: list[Any] = []
     for header, buffers in contents:
-        parcels.append(Parcel(header, [buffer.dtype.str for buffer in buffers]))
-        frames.extend(buffers)
+        within = [buffer.tobytes() if buffer.nbytes < _OWN_FRAME else None for buffer in buffers]
+        parcels.append(Parcel(header, [buffer.dtype.str for buffer in buffers], within))
+        frames.extend(buffer for buffer in buffers if buffer.nbytes >= _OWN_FRAME)
     return parcels, frames
 
 
@@ -201,7 +207,8 @@ def unpack(parcels: Iterable[Parcel | None], frames: Sequence[Any]) -> list[Cont
     """Inverse of :func:`pack`, on the frames that pyzmq received without copying.
 
     Raises:
-        ValueError: there are not as many frames as the parcels say, or they have another size.
+        ValueError: there are not as many frames or buffers as the parcels say, or they have another
+            size.
     """
     left = iter(frames)
     contents: list[Content | None] = []
@@ -209,7 +216,10 @@ def unpack(parcels: Iterable[Parcel | None], frames: Sequence[Any]) -> list[Cont
         if parcel is None:
             contents.append(None)
             continue
-        buffers = [np.frombuffer(_next(left), dtype) for dtype in parcel.dtypes]
+        buffers = [
+            np.frombuffer(_next(left) if within is None else within, dtype)
+            for within, dtype in zip(parcel.buffers, parcel.dtypes, strict=True)
+        ]
         contents.append((parcel.header, buffers))
     if next(left, None) is not None:
         raise ValueError("More buffers came than the message names")
