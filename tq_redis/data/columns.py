@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,9 @@ import numpy.typing as npt
 import torch
 
 from tq_redis.data.base import Column
-from tq_redis.data.nested import Int64s, take_apart, tensor_schema
+from tq_redis.data.nested import Int64s, take_apart
 from tq_redis.data.spans import copy_rows
-from tq_redis.data.tensors import to_bytes, why_not_storable
+from tq_redis.data.tensors import dtype_name, to_bytes, why_not_storable
 from tq_redis.data.values import UnsupportedValueError, ValueEncoder
 from tq_redis.errors import InputError
 from tq_redis.metadata.schema import FieldSchema
@@ -55,7 +56,8 @@ class Cuttable(ABC):
 
 class _Dense(Cuttable):
     def __init__(self, column: torch.Tensor) -> None:
-        self.schema = tensor_schema(column)
+        self.schema = FieldSchema("dense", dtype_name(column.dtype), tuple(column.shape[1:]))
+        self.device = column.device.type
         self._column = column.detach()
         row_bytes = column[0].numel() * column.element_size()
         self.ends = np.arange(1, column.shape[0] + 1, dtype=np.int64) * row_bytes
@@ -66,16 +68,17 @@ class _Dense(Cuttable):
 
 class _Jagged(Cuttable):
     def __init__(self, column: torch.Tensor) -> None:
-        self.schema = tensor_schema(column)
-        values, self._starts, self._lengths = take_apart(column)
-        inner = int(np.prod(values.shape[1:], dtype=np.int64)) * values.element_size()
-        self._values = to_bytes(values).reshape(values.shape[0], inner)
+        parts = take_apart(column)
+        self.schema, self.device = parts.schema, parts.values.device.type
+        self._starts, self._lengths, self._gaps = parts.starts, parts.lengths, parts.gaps
+        inner = prod(parts.values.shape[1:]) * parts.values.element_size()
+        self._values = to_bytes(parts.values).reshape(parts.values.shape[0], inner)
         self.ends = np.cumsum(self._lengths) * inner
 
     def cut(self, first: int, last: int) -> list[Buffer]:
         starts, lengths = self._starts[first:last], self._lengths[first:last]
         begin, size = int(starts[0]), int(lengths.sum())
-        if np.array_equal(starts - begin, np.cumsum(lengths) - lengths):
+        if not self._gaps or np.array_equal(starts - begin, np.cumsum(lengths) - lengths):
             return [lengths, self._values[begin : begin + size].reshape(-1)]
         data = np.empty((size, self._values.shape[1]), np.uint8)
         copy_rows(data, self._values, starts, lengths)
@@ -84,9 +87,13 @@ class _Jagged(Cuttable):
 
 class _Strided(Cuttable):
     def __init__(self, column: torch.Tensor) -> None:
-        self.schema = tensor_schema(column)
-        self._rows = [to_bytes(row) for row in column.unbind()]
-        shapes = [tuple(row.shape) for row in column.unbind()]
+        rows = column.unbind()
+        shapes = [tuple(row.shape) for row in rows]
+        sizes = (set(dim) for dim in zip(*shapes, strict=True))
+        shape = tuple(size.pop() if len(size) == 1 else -1 for size in sizes)
+        self.schema = FieldSchema("strided", dtype_name(column.dtype), shape)
+        self.device = column.device.type
+        self._rows = [to_bytes(row) for row in rows]
         self._shapes = np.array(shapes, np.int64).reshape(len(shapes), column.dim() - 1)
         self.ends = np.cumsum([row.nbytes for row in self._rows], dtype=np.int64)
 
@@ -186,12 +193,9 @@ def cuttable(field: str, column: Column, *, allow_pickle: bool) -> Cuttable:
     if isinstance(column, list):
         rows = _utf8(column)
         return _Object(field, column, allow_pickle) if rows is None else _Text(rows)
-    if not column.is_nested:
-        ready = _Dense(column)
-    else:
-        ready = _Jagged(column) if column.layout == torch.jagged else _Strided(column)
-    ready.device = column.device.type
-    return ready
+    if column.layout == torch.jagged:
+        return _Jagged(column)
+    return _Strided(column) if column.is_nested else _Dense(column)
 
 
 def _utf8(column: list[Any]) -> list[bytes] | None:
