@@ -49,6 +49,35 @@ async def test_nothing_acknowledged_is_lost(plane: ControlPlane, server: Restart
     Partition(server.admin, plane.keys.summary("p")).check()
 
 
+async def test_no_id_is_given_out_again_where_even_the_count_was_lost(
+    plane: ControlPlane, server: Restartable
+) -> None:
+    """As by a replica that took over before it got anything of a new namespace."""
+    given = await plane.reserve("p", 8, soon())
+    server.admin.delete(plane.keys.next_sample, plane.keys.counted_by)
+    server.kill()
+    server.start()
+    assert await plane.reserve("p", 1, soon()) >= given + 8
+
+
+async def test_ids_that_were_skipped_for_a_checkpoint_are_not_given_out_by_others(
+    plane: ControlPlane, server: Restartable, namespace: str
+) -> None:
+    """What they were skipped for may be all that the server has lost when it comes back."""
+    upto = await plane.skip_samples(5_000_000, soon())
+    server.kill()
+    server.start()
+    await plane.connection.command("PING", deadline=soon())  # it is back
+    server.admin.set(plane.keys.next_sample, 4_999_000)
+    connection = RedisConnection(server.url, RedisConfig())
+    other = ControlPlane(connection, namespace, IDLE_TTL_S)
+    try:
+        assert upto >= 5_000_000
+        assert await other.reserve("p", 1, soon()) > 5_000_000
+    finally:
+        await connection.close()
+
+
 async def test_calls_in_flight_wait_for_it(plane: ControlPlane, server: Restartable) -> None:
     """Every sample is there once and claimed once, whenever the kill hits."""
 

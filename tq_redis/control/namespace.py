@@ -50,10 +50,7 @@ class Namespace:
         """Draw ``count`` consecutive sample ids and return the first. Ids are never reused."""
         shard = self._shard(partition)
         while True:
-            changes = shard.changes
-            if self._counted.get(shard) != changes:
-                await self._skip_lost(shard, deadline)
-                self._counted[shard] = changes
+            changes = await self._count_on(shard, deadline)
             last, listed = await shard.commands(
                 ("INCRBY", self.keys.next_sample, count),
                 ("SADD", self.keys.partitions, encode(partition)),
@@ -64,6 +61,14 @@ class Namespace:
             if shard.changes == changes:  # else it may be another server that has counted
                 return int(last) - count + 1
 
+    async def _count_on(self, shard: RedisConnection, deadline: Deadline) -> int:
+        """Have no id given out again that a shard may have lost. Returns its changes till then."""
+        changes = shard.changes
+        if self._counted.get(shard) != changes:
+            await self._skip_lost(shard, deadline)
+            self._counted[shard] = changes
+        return changes
+
     async def _skip_lost(self, shard: RedisConnection, deadline: Deadline) -> None:
         """A replica that became the primary, or a server that came back from its append-only file,
         may not know the ids that were given out last; metadata of their samples may be around."""
@@ -72,7 +77,8 @@ class Namespace:
         counted_by = await shard.command("GET", keys.counted_by, deadline=deadline)
         if life is None or (counted_by is not None and counted_by.decode() == life):
             return
-        if counted_by is not None:
+        # Without a note nobody has counted yet, or the note was lost too.
+        if counted_by is not None or shard in self._counted:
             skip = ("INCRBY", keys.next_sample, _LOST_IDS)
             await shard.command(*skip, deadline=deadline)
         note = ("SET", keys.counted_by, life, "EX", 2 * self._idle_ttl_s)

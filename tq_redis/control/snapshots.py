@@ -119,6 +119,7 @@ class Snapshots(Namespace):
 
         async def of(shard: RedisConnection) -> int:
             name = self.keys.next_sample
+            await self._count_on(shard, deadline)
             last = int(await shard.command("GET", name, deadline=deadline) or 0)
             more = max(last, upto) - last + _SKIPPED_IDS
             # Sent twice, it skips more.
