@@ -46,6 +46,9 @@ class Model:
         claims: the open ones by number.
         draws: by task and name, (claim number, ids) of each part.
         history: (task, claim number, ids) of every leased claim that a consumer got.
+        limits: by task, how many samples it may leave unconsumed, and whether the oldest make room.
+        rooms: by put, how many rows room is kept for.
+        evicted: by task, what made room.
     """
 
     def __init__(self) -> None:
@@ -65,6 +68,9 @@ class Model:
         self.claims: dict[int, OpenClaim] = {}
         self.draws: dict[tuple[str, str], list[Part]] = {}
         self.history: list[tuple[str, int, list[int]]] = []
+        self.limits: dict[str, tuple[int, bool]] = {}
+        self.rooms: dict[str, int] = {}
+        self.evicted: dict[str, list[int]] = {}
 
     # Reading
 
@@ -97,6 +103,47 @@ class Model:
         """Whether so many new rows are more than are to come."""
         too_many = self.expected is not None and self.made + count > self.expected
         return count > 0 and (self.ended or too_many)
+
+    # Limits
+
+    def unconsumed(self, task: str) -> int:
+        return self.count(task, "open") + self.count(task, "leased")
+
+    def limit(self, task: str, samples: int | None, *, evicts: bool) -> None:
+        if samples is not None:
+            self.exists = True
+            self.limits[task] = samples, evicts
+            return
+        self.limits.pop(task, None)
+        if not self.limits:
+            self.rooms.clear()
+
+    def excess(self, rows: int) -> dict[str, int]:
+        """By task that is over its limit with so many new rows, by how many."""
+        kept = sum(self.rooms.values())
+        more = {
+            task: self.unconsumed(task) + kept + rows - samples
+            for task, (samples, _) in self.limits.items()
+        }
+        return {task: count for task, count in more.items() if count > 0}
+
+    def evict(self, task: str, count: int) -> bool:
+        """Drop the oldest rows that the task has not claimed, in whole groups, if there are so
+        many."""
+        rows = self.able(task, ())
+        if len(rows) < count:
+            return False
+        gone: list[int] = []
+        for sample in rows:
+            if len(gone) >= count:
+                break
+            group = self.rows[sample].group
+            if sample not in gone:
+                gone += [i for i in rows if i == sample or (group and self.rows[i].group == group)]
+        for sample in gone:
+            del self.rows[sample]
+        self.evicted.setdefault(task, []).extend(gone)
+        return True
 
     # Claims
 

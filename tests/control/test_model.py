@@ -29,10 +29,11 @@ from tests.control.state import COUNTERS, Admin, Partition, TaskState
 from tq_redis.config import RedisConfig
 from tq_redis.control import claims, draws
 from tq_redis.control.connection import RedisConnection
-from tq_redis.control.plane import ControlPlane
-from tq_redis.control.records import Claimed, NotEnough, Taken, Wanted, Write
+from tq_redis.control.plane import ControlPlane, NotAdmittedError
+from tq_redis.control.records import Admission, Claimed, NotEnough, Taken, Wanted, Write
 from tq_redis.control.replies import ClaimReply
 from tq_redis.errors import (
+    InputError,
     NotReadyError,
     PartitionEndedError,
     PartitionNotFoundError,
@@ -51,6 +52,9 @@ TAG = st.dictionaries(st.sampled_from(["s", "t"]), st.integers(0, 3), max_size=2
 Asking = tuple[str, str]
 # In the order of ``Wanted``: lease in seconds, deliveries.
 Lease = tuple[float | None, int]
+# Task, samples, whether the oldest make room.
+Limit = tuple[str, int | None, bool]
+LIMITS = st.tuples(st.sampled_from("tu"), st.none() | st.integers(3, 12), st.booleans())
 LEASE_S = 1000.0
 LEASES = st.sampled_from([(None, 5), (LEASE_S, 1), (LEASE_S, 2), (LEASE_S, 9)])
 TASKS = st.sampled_from([None, "t", "u"])
@@ -99,6 +103,9 @@ class PartitionMachine(RuleBasedStateMachine):
 
     @initialize(twice=st.booleans())
     def open(self, twice: bool) -> None:
+        self._open(twice)
+
+    def _open(self, twice: bool) -> None:
         self.loop = asyncio.new_event_loop()
         self.admin: Admin = redis.Redis.from_url(self.url, decode_responses=True)
         self.connection = RedisConnection(self.url, RedisConfig())
@@ -128,19 +135,26 @@ class PartitionMachine(RuleBasedStateMachine):
         fields=FIELDS,
         groups=st.none() | st.text("gh", min_size=6),
         task=TASKS,
+        dies=st.sampled_from([False] * 4 + [True]),
     )
-    def put(self, count: int, fields: list[str], groups: str | None, task: str | None) -> None:
+    def put(
+        self, count: int, fields: list[str], groups: str | None, task: str | None, dies: bool
+    ) -> None:
+        """Where there are limits, when they let it; or it dies, and the room kept for it stays."""
         names = None if groups is None else list(groups[:count])
         entry = replace(write(count, fields, groups=names), task=task)
+        if self.model.limits and not self.model.refuses_new(count):
+            put = self._room(count)
+            if put is None or dies:
+                return
+            entry = entry.within(put)
         call = self.plane.produce("p", entry, soon())
         self._reserved(count)
-        if self._refused(count, call):
+        if self._refused(count, call, admitted=True):
             return
         written = self.run(call)
-        assert written.ids == list(range(self.model.last_id - count + 1, self.model.last_id + 1))
-        self.model.made += count
-        for i, sample in enumerate(written.ids):
-            self.rows[sample] = Row(None, names[i] if names else None)
+        self._made(written.ids, names)
+        self.model.rooms.pop(entry.admission or "", None)
         self._wrote(written.ids, fields, entry, "float32", written.freed)
 
     @rule(keys=KEYS, fields=FIELDS, group=st.none() | st.just("g"), tag=TAG, dtype=DTYPES)
@@ -405,6 +419,25 @@ class PartitionMachine(RuleBasedStateMachine):
         self._reserved(1)
         self.model.exists = self.model.ended = True
 
+    # Limits
+
+    @precondition(lambda self: self.model.limits)
+    @rule(limit=LIMITS)
+    def change_limit(self, limit: Limit) -> None:
+        self._limit(*limit)
+
+    @precondition(lambda self: self.model.rooms)
+    @rule(data=st.data())
+    def dismiss(self, data: st.DataObject) -> None:
+        put = data.draw(st.sampled_from(list(self.model.rooms)))
+
+        async def give_up() -> None:
+            self.plane.dismiss("p", put)
+            await asyncio.gather(*self.plane._undoing)
+
+        self.run(give_up())
+        del self.model.rooms[put]
+
     # Losing and clearing
 
     @precondition(lambda self: self.model.used())
@@ -453,6 +486,10 @@ class PartitionMachine(RuleBasedStateMachine):
         partition = Partition(self.admin, self.plane.keys.summary("p"))
         partition.check()
         assert {block["handle"] for block in partition.blocks.values()} == self.model.used()
+        for task in "tu":
+            evicted = self.model.evicted.get(task, [])
+            assert self.run(self.plane.evicted("p", task, soon())) == sorted(evicted)
+            assert partition.summary.get(f"evicted:{task}", "0") == str(len(evicted))
         found = self.run(self.plane.describe("p", soon(), task="t"))
         rows = [self.rows[sample] for sample in found.ids]
         assert found.ids == sorted(self.rows)
@@ -496,6 +533,56 @@ class PartitionMachine(RuleBasedStateMachine):
     def _reserved(self, count: int) -> None:
         self.model.last_id += count
 
+    def _made(self, ids: list[int], groups: list[str] | None) -> None:
+        last = self.model.last_id
+        assert ids == list(range(last - len(ids) + 1, last + 1))
+        self.model.made += len(ids)
+        for i, sample in enumerate(ids):
+            self.rows[sample] = Row(None, groups[i] if groups else None)
+
+    def _limit(self, task: str, samples: int | None, evicts: bool) -> None:
+        # Who makes room first where two tasks have to, Redis does not say.
+        evicts = evicts and task == "t"
+        self.run(self.plane.limit("p", task, samples, "evict" if evicts else "wait", soon()))
+        self._reserved(samples is not None)
+        self.model.limit(task, samples, evicts=evicts)
+
+    def _room(self, count: int) -> str | None:
+        """The name of a put that room is kept for, if there is any."""
+        put = uuid.uuid4().hex
+        before = self.model.used()
+        call = self.plane.admit("p", put, count, 1000.0, soon())
+        too_small = [samples < count for samples, _ in self.model.limits.values()]
+        try:
+            admission = self.run(call)
+        except InputError:
+            assert any(too_small)
+            return None
+        assert not all(too_small)
+        self._admitted(admission, count, before)
+        if admission.full is not None:
+            return None
+        self.model.rooms[put] = count
+        return put
+
+    def _admitted(self, admission: Admission, rows: int, before: set[str]) -> None:
+        """Whether it is what the limits say. ``before``: the blocks in use."""
+        over = self.model.excess(rows)
+        assert admission.limited == bool(self.model.limits)
+        lacking = {task for task in over if not self.model.limits[task][1]}
+        if not lacking and over and not self.model.evict("t", over["t"]):
+            lacking = {"t"}
+        full = admission.full
+        assert (full is not None) == bool(lacking)
+        if full is not None:
+            assert full.task in over
+            assert full.limit == self.model.limits[full.task][0]
+            assert full.unconsumed == self.model.unconsumed(full.task)
+            assert full.held == self.model.count(full.task, "leased")
+            assert (full.retry_s is not None) == bool(self.model.rooms)
+        assert sorted(admission.freed) == sorted(before - self.model.used())
+        self.run(self.plane.forget_freed("p", admission.freed, soon()))
+
     def _wrote(
         self, ids: list[int], fields: list[str], entry: Write, dtype: str, freed: list[str]
     ) -> None:
@@ -507,11 +594,16 @@ class PartitionMachine(RuleBasedStateMachine):
         assert sorted(freed) == sorted(before - self.model.used())
         self.run(self.plane.forget_freed("p", freed, soon()))
 
-    def _refused(self, new: int, call: Awaitable[Any]) -> bool:
-        """Whether more samples are made than are to come; if so, the write must be refused."""
-        if not self.model.refuses_new(new):
+    def _refused(self, new: int, call: Awaitable[Any], *, admitted: bool = False) -> bool:
+        """Whether more samples are made than are to come, or without room where there are limits;
+        if so, the write must be refused."""
+        if self.model.refuses_new(new):
+            refusal: type[Exception] = PartitionEndedError
+        elif new and self.model.limits and not admitted:
+            refusal = NotAdmittedError
+        else:
             return False
-        with pytest.raises(PartitionEndedError):
+        with pytest.raises(refusal):
             self.run(call)
         return True
 
@@ -614,11 +706,44 @@ class PartitionMachine(RuleBasedStateMachine):
         return True
 
 
-def test_any_sequence_of_calls(redis_url: str) -> None:
-    PartitionMachine.url = redis_url
+class LimitsMachine(PartitionMachine):
+    """With limits from the start, and fewer rules, so that puts meet them."""
+
+    vars().update(
+        dict.fromkeys(
+            [
+                "open",
+                "upsert",
+                "add",
+                "set_tags",
+                "write_late",
+                "claim_that_is_cancelled",
+                "draw",
+                "choose",
+                "deal_out",
+                "renew",
+                "reset_consumption",
+                "expect",
+                "end",
+                "mark_lost",
+                "clear_partition",
+            ]
+        )
+    )
+
+    @initialize(twice=st.booleans(), limits=st.lists(LIMITS, min_size=1, max_size=2))
+    def open_with(self, twice: bool, limits: list[Limit]) -> None:
+        self._open(twice)
+        for limit in limits:
+            self._limit(*limit)
+
+
+@pytest.mark.parametrize("machine", [PartitionMachine, LimitsMachine])
+def test_any_sequence_of_calls(redis_url: str, machine: type[PartitionMachine]) -> None:
+    machine.url = redis_url
     every_check: Any = HealthCheck
     run_state_machine_as_test(
-        PartitionMachine,
+        machine,
         settings=settings(
             max_examples=80,
             stateful_step_count=25,
