@@ -70,7 +70,7 @@ async def use_everything(plane: ControlPlane, partition: str) -> list[int]:
     assert lost.cells == {"x": ids[:2]}
     version = (await plane.changes(partition, None, soon())).version
     await plane.clear_samples(partition, ids[:1], soon())
-    assert (await plane.changes(partition, version, soon())).rows == {"a": (0, {})}
+    assert (await plane.changes(partition, version, soon())).samples == {"a": 0}
     await plane.forget_freed(partition, ["none"], soon())
     await plane.keep_alive(soon())
     await clear(plane, partition)

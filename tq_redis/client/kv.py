@@ -220,8 +220,8 @@ class AsyncKVClient(CheckpointCalls):
         """
         deadline = self._deadline(timeout)
         changes = await self.control.changes(partition_id, version_of(since), deadline)
-        tags = {key: row for key, (sample, row) in changes.rows.items() if sample}
-        removed = [key for key, (sample, _) in changes.rows.items() if not sample]
+        tags = {key: changes.tags[key] for key, sample in changes.samples.items() if sample}
+        removed = [key for key, sample in changes.samples.items() if not sample]
         return KVChanges(text_of(changes.version), tags, removed, changes.whole)
 
     async def kv_clear(

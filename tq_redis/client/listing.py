@@ -6,7 +6,7 @@ import asyncio
 import copy
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.records import Changes, Version
@@ -15,6 +15,8 @@ from tq_redis.errors import InputError, PartitionNotFoundError
 
 # Partitions that are remembered: those that were asked for last.
 _REMEMBERED = 8
+# Types that JSON has for what holds other values.
+_NESTED = frozenset({dict, list})
 
 
 def text_of(version: Version) -> str:
@@ -36,45 +38,56 @@ def version_of(text: str | None) -> Version | None:
     return Version(generation, int(number))
 
 
-class _Row(NamedTuple):
-    sample: int
-    tags: dict[str, Any]
-    plain: bool
-
-    @classmethod
-    def of(cls, sample: int, tags: dict[str, Any]) -> _Row:
-        return cls(sample, tags, not any(isinstance(value, dict | list) for value in tags.values()))
-
-    def copy(self) -> dict[str, Any]:
-        return self.tags.copy() if self.plain else copy.deepcopy(self.tags)
-
-
 @dataclass
 class _Listing:
-    """One partition: its keys in the order of their samples."""
+    """One partition: its keys in the order of their samples.
+
+    Dicts of plain values, and none of tuples: Python's collector would look at each of a hundred
+    thousand tuples, several times while they are read.
+
+    Attributes:
+        samples, tags: by key.
+        nested: keys with a tag that holds other values.
+    """
 
     version: Version | None = None
-    rows: dict[str, _Row] = field(default_factory=dict[str, _Row])
+    samples: dict[str, int] = field(default_factory=dict[str, int])
+    tags: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    nested: set[str] = field(default_factory=set[str])
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def update(self, changes: Changes) -> None:
         self.version = changes.version
         if changes.whole:
-            self.rows.clear()
-        last = next(reversed(self.rows.values())).sample if self.rows else 0
+            self.samples, self.tags, self.nested = changes.samples, changes.tags, set()
+        else:
+            self._merge(changes)
+        for key, row in changes.tags.items():
+            if not _NESTED.isdisjoint(map(type, row.values())):
+                self.nested.add(key)
+
+    def copy(self) -> dict[str, dict[str, Any]]:
+        """Key -> tags that are the caller's own."""
+        listed = {key: row.copy() for key, row in self.tags.items()}
+        return listed | {key: copy.deepcopy(self.tags[key]) for key in self.nested}
+
+    def _merge(self, changes: Changes) -> None:
+        last = next(reversed(self.samples.values()), 0)
         sort = False
-        for key, (sample, tags) in changes.rows.items():
-            known = self.rows.get(key)
-            if known is not None and known.sample != sample:  # its place is another one
-                del self.rows[key]
-                known = None
+        for key, sample in changes.samples.items():
+            known = self.samples.get(key, 0)
+            if known and known != sample:  # its place is another one
+                del self.samples[key], self.tags[key]
+                known = 0
+            self.nested.discard(key)
             if sample:
-                self.rows[key] = _Row.of(sample, tags)
-                if known is None:
+                self.samples[key], self.tags[key] = sample, changes.tags[key]
+                if not known:
                     sort = sort or sample < last
                     last = sample
         if sort:
-            self.rows = dict(sorted(self.rows.items(), key=lambda item: item[1].sample))
+            self.samples = dict(sorted(self.samples.items(), key=lambda item: item[1]))
+            self.tags = {key: self.tags[key] for key in self.samples}
 
 
 class Listings:
@@ -101,4 +114,4 @@ class Listings:
                 self._known.pop(partition, None)
                 raise
             listing.update(changes)
-            return {key: row.copy() for key, row in listing.rows.items()}
+            return listing.copy()

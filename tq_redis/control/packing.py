@@ -96,9 +96,11 @@ def tag_rows(columns: Iterable[tuple[str, list[str]]], count: int) -> list[dict[
     tags: list[dict[str, Any]] = [{} for _ in range(count)]
     for encoded, values in columns:
         name = decode(encoded)
-        for row, value in enumerate(values):
-            if value:
-                tags[row][name] = msgspec.json.decode(value)
+        # One text for all of them: a call for each takes longer than what it does.
+        found: list[Any] = msgspec.json.decode(f"[{','.join(filter(None, values))}]")
+        rows = (row for row, value in enumerate(values) if value)
+        for row, value in zip(rows, found, strict=True):
+            tags[row][name] = value
     return tags
 
 

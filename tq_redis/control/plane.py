@@ -205,7 +205,8 @@ class ControlPlane(Limits, Snapshots):
             PartitionNotFoundError
         """
         version = since or Version("", 0)
-        rows: dict[str, tuple[int, dict[str, Any]]] = {}
+        samples: dict[str, int] = {}
+        tags: dict[str, dict[str, Any]] = {}
         while True:
             arguments = {
                 "cells": CELLS_PER_CALL,
@@ -220,12 +221,19 @@ class ControlPlane(Limits, Snapshots):
             if reply.whole:
                 # What changes while these are listed comes after this version: it is told again.
                 found = await self.describe(partition, deadline, fields=())
-                listed = zip(found.keys, zip(found.ids, found.tags, strict=True), strict=True)
-                return Changes(version, True, {k: row for k, row in listed if k is not None})
-            tags = packing.tag_rows(reply.tags, len(reply.keys))
-            rows |= zip(reply.keys, zip(reply.ids, tags, strict=True), strict=True)
+                by_id = zip(found.keys, found.ids, strict=True)
+                tagged = zip(found.keys, found.tags, strict=True)
+                return Changes(
+                    version,
+                    True,
+                    {key: sample for key, sample in by_id if key is not None},
+                    {key: row for key, row in tagged if key is not None},
+                )
+            samples |= zip(reply.keys, reply.ids, strict=True)
+            rows = packing.tag_rows(reply.tags, len(reply.keys))
+            tags |= zip(reply.keys, rows, strict=True)
             if not reply.more:
-                return Changes(version, False, rows)
+                return Changes(version, False, samples, tags)
 
     async def summary(self, partition: str, deadline: Deadline) -> dict[str, int | str]:
         """The summary hash, names decoded.

@@ -285,13 +285,15 @@ class Changes:
 
     Attributes:
         version: what this goes up to.
-        whole: ``rows`` are all keys that there are, in the order of their samples.
-        rows: user key -> its sample id (0: it is gone) and its tags.
+        whole: these are all keys that there are, in the order of their samples.
+        samples: user key -> its sample id; 0: it is gone.
+        tags: user key -> its tags.
     """
 
     version: Version
     whole: bool
-    rows: dict[str, tuple[int, dict[str, Any]]]
+    samples: dict[str, int]
+    tags: dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,13 +21,14 @@ async def version(plane: ControlPlane) -> Version:
 async def tags_since(plane: ControlPlane, since: Version) -> dict[str, dict[str, str] | None]:
     changes = await plane.changes("p", since, soon())
     assert not changes.whole
-    return {key: tags if sample else None for key, (sample, tags) in changes.rows.items()}
+    assert changes.tags.keys() == changes.samples.keys()
+    return {key: changes.tags[key] if sample else None for key, sample in changes.samples.items()}
 
 
 async def test_nothing_has_changed(plane: ControlPlane) -> None:
     await plane.produce("p", write(2, ["x"], keys=["a", "b"]), soon())
     since = await version(plane)
-    assert await plane.changes("p", since, soon()) == Changes(since, whole=False, rows={})
+    assert await plane.changes("p", since, soon()) == Changes(since, False, {}, {})
 
 
 async def test_who_knows_nothing_is_told_all(plane: ControlPlane) -> None:
@@ -35,7 +36,7 @@ async def test_who_knows_nothing_is_told_all(plane: ControlPlane) -> None:
     await plane.produce("p", write(1, ["x"]), soon())
     found = await plane.changes("p", None, soon())
     assert found.whole
-    assert found.rows == {"a": (1, {}), "b": (2, {})}
+    assert (found.samples, found.tags) == ({"a": 1, "b": 2}, {"a": {}, "b": {}})
 
 
 async def test_new_keys_changed_tags_and_cleared_ones(plane: ControlPlane) -> None:
