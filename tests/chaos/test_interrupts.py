@@ -76,6 +76,8 @@ def interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
+# Python drops an interrupt that comes while it calls back for a weak reference, and says so.
+@pytest.mark.filterwarnings("ignore:.*_remove:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("lease", [None, 60.0])
 def test_blocking_calls_that_are_interrupted(
     client: tq.Client, wait_until: WaitUntil, lease: float | None

@@ -307,6 +307,26 @@ def test_rows_of_two_broken_groups_do_not_make_a_whole_one(client: tq.Client) ->
     assert caught.value.left == 0
 
 
+def test_the_last_group_is_consumed_while_it_is_looked_for(
+    client: tq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its holder: then this is the end, and not a batch that cannot be filled."""
+    four = tq.GRPOGroupNSampler(4)
+    put(client, 4, group_ids=["a"] * 4)
+    client.end_partition("p")
+    held = client.get_meta(["x"], 4, "p", task_name="t", sampler=four, lease=60)
+    control = client._core.control
+    describe = control.describe
+
+    async def late(*args: Any, **options: Any) -> Any:
+        await client._core.ack(held)
+        return await describe(*args, **options)
+
+    monkeypatch.setattr(control, "describe", late)
+    with pytest.raises(tq.EndOfStreamError):
+        client.get_meta(["x"], 4, "p", task_name="t", sampler=four, timeout=10)
+
+
 def test_more_samples_than_declared_are_refused(client: tq.Client) -> None:
     client.expect("p", 4)
     put(client, 3)

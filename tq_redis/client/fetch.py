@@ -135,12 +135,7 @@ class Fetch:
         """Raise if no wait can help."""
         left, task, count = found.left, self.wanted.task, self._count(found)
         if left == 0:
-            raise EndOfStreamError(
-                f"Task {task!r} has consumed all samples of partition {self.partition!r}, and no "
-                f"more will be made.",
-                partition=self.partition,
-                fields=self.wanted.fields,
-            )
+            raise self._end_of_stream()
         if isinstance(self.sampler, BaseSampler):
             return
         if found.limit is not None and found.limit < self.wanted.count:
@@ -149,7 +144,10 @@ class Fetch:
             return
         size = group_size_of(self.sampler)
         if size > 1 and found.complete and left >= count:
-            left = await self._left_in_whole_groups(size, deadline)
+            open_rows = await self._open_rows(deadline)
+            if not open_rows:  # others have consumed them since
+                raise self._end_of_stream()
+            left = sum(n // size * size for group, n in open_rows.items() if group is not None)
         if left < count:
             groups = f" in whole groups of {size}" if size > 1 else ""
             raise CannotFillError(
@@ -167,16 +165,24 @@ class Fetch:
             return self.batch_size * len(found.missing)
         return self.wanted.count
 
-    async def _left_in_whole_groups(self, size: int, deadline: Deadline) -> int:
+    def _end_of_stream(self) -> EndOfStreamError:
+        return EndOfStreamError(
+            f"Task {self.wanted.task!r} has consumed all samples of partition {self.partition!r}, "
+            f"and no more will be made.",
+            partition=self.partition,
+            fields=self.wanted.fields,
+        )
+
+    async def _open_rows(self, deadline: Deadline) -> Counter[str | None]:
+        """How many samples of each group the task can still get; None: of no group."""
         rows = await self.core.control.describe(
             self.partition, deadline, fields=(), task=self.wanted.task, groups=True
         )
-        open_rows = Counter(
+        return Counter(
             group
             for group, state in zip(rows.groups, rows.states, strict=True)
-            if group is not None and state in ("open", "leased")
+            if state in ("open", "leased")
         )
-        return sum(count // size * size for count in open_rows.values())
 
     async def _too_few(self, found: NotEnough, wait: Deadline) -> DeadlineError:
         control, partition, wanted = self.core.control, self.partition, self.wanted
