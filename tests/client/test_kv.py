@@ -134,6 +134,33 @@ def test_many_keys_are_listed_in_order(client: tq.Client) -> None:
     assert listed["k4321"] == {"n": 4321}
 
 
+def test_a_key_that_is_made_again_while_keys_are_listed_comes_last(
+    client: tq.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the first page had it, with the sample that it was then."""
+    monkeypatch.setattr("tq_redis.control.plane.CELLS_PER_CALL", 10)
+    keys = [f"k{number}" for number in range(9)]
+    tq.kv_batch_put(keys, "p", tags=[{}] * 9)
+    core = client._core
+    ask, pages = core.control._run, 0
+
+    async def run(verb: Any, *rest: Any) -> Any:
+        nonlocal pages
+        reply = await ask(verb, *rest)
+        pages += verb == "describe"
+        if (verb, pages) == ("describe", 1):
+            monkeypatch.setattr(core.control, "_run", ask)
+            await core.kv_clear(["k0"], "p")
+            await core.kv_batch_put(["k0"], "p", tags=[{"again": 1}])
+        return reply
+
+    monkeypatch.setattr(core.control, "_run", run)
+    for _ in range(2):
+        listed = tq.kv_list("p")["p"]
+        assert list(listed) == [*keys[1:], "k0"]
+        assert listed["k0"] == {"again": 1}
+
+
 def test_changes_since_a_version(client: tq.Client) -> None:
     tq.kv_batch_put(["a", "b"], "p", tags=[{"n": 1}, {"n": 2}])
     first = client.kv_list_changes("p")

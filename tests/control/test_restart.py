@@ -49,10 +49,13 @@ async def test_nothing_acknowledged_is_lost(plane: ControlPlane, server: Restart
     Partition(server.admin, plane.keys.summary("p")).check()
 
 
+@pytest.mark.parametrize("begin", [0, 5_000_000], ids=["new", "loaded"])
 async def test_no_id_is_given_out_again_where_even_the_count_was_lost(
-    plane: ControlPlane, server: Restartable
+    plane: ControlPlane, server: Restartable, begin: int
 ) -> None:
     """As by a replica that took over before it got anything of a new namespace."""
+    if begin:
+        await plane.skip_samples(begin, soon())
     given = await plane.reserve("p", 8, soon())
     server.admin.delete(plane.keys.next_sample, plane.keys.counted_by)
     server.kill()

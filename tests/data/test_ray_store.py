@@ -503,8 +503,8 @@ def test_what_is_no_request_does_not_shut_the_door(
         run(send(*frames))
     for request, buffers in (
         (messages.Hold("p", ["name"], []), []),
-        (messages.Hold("p", ["name"], [messages.Parcel(b"", ["|u1"], [None])]), []),
-        (messages.Hold("p", ["name"], [messages.Parcel(b"", ["<i8"], [None])]), [b"\xff"]),
+        (messages.Hold("p", ["name"], [messages.Parcel(b"", [("|u1", None)])]), []),
+        (messages.Hold("p", ["name"], [messages.Parcel(b"", [("<i8", None)])]), [b"\xff"]),
         (messages.Find(["name"]), [b"\xff"]),
     ):
         with contextlib.suppress(ValueError):

@@ -62,7 +62,7 @@ async def test_answers_find_their_questions(connection: StoreConnection) -> None
 @pytest.mark.asyncio
 async def test_a_request_that_is_refused(connection: StoreConnection) -> None:
     with pytest.raises(ValueError, match="names"):
-        await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"], [None])]), wait_s=10)
+        await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", [("|u1", None)])]), wait_s=10)
     assert await measure(connection) == m.Usage(0, 0, CAPACITY)
 
 
@@ -190,7 +190,7 @@ async def use():
     if "keep" in sys.argv:
         kept.append(connection)
     big = bytes(1 << 20)
-    await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"], [None])]), [big], wait_s=10)
+    await connection.ask(m.Hold("p", ["a"], [m.Parcel(b"", [("|u1", None)])]), [big], wait_s=10)
     asyncio.ensure_future(connection.ask(m.Reserve("b", 1000, 60.0, 60.0), wait_s=60))
     reply, _ = await connection.ask(m.Measure(), wait_s=10)
     os.write(1, b"%d " % reply.capacity)  # whole, also beside another process

@@ -45,7 +45,7 @@ def test_only_large_buffers_take_a_frame() -> None:
 
     assert len(frames) == 1
     assert frames[0] is large
-    assert [[within is None for within in parcel.buffers] for parcel in parcels] == [
+    assert [[within is None for _, within in parcel.buffers] for parcel in parcels] == [
         [False, True, False],
         [False],
     ]

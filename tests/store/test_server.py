@@ -45,7 +45,7 @@ def caller(server: StoreServer) -> Iterator[Caller]:
 
 
 def hold(name: str, nbytes: int) -> tuple[m.Hold, bytes]:
-    return m.Hold("p", [name], [m.Parcel(b"header", ["|u1"], [None])]), b"x" * nbytes
+    return m.Hold("p", [name], [m.Parcel(b"header", [("|u1", None)])]), b"x" * nbytes
 
 
 def reserve(name: str, nbytes: int, wait_s: float = 0.0, keep_s: float = 60.0) -> m.Reserve:
@@ -59,14 +59,14 @@ def is_full(reply: m.Reply) -> bool:
 def test_blocks_come_and_go(caller: Caller, shelf: Shelf) -> None:
     contents = {"small": b"s" * 10, "empty": b"", "large": os.urandom(500)}
     # Each may come in the message or in a frame; what is small comes back in the message.
-    parcels = [m.Parcel(b"small", ["|u1"], [None]), m.Parcel(b"empty", ["|u1"], [b""])]
-    parcels.append(m.Parcel(b"large", ["|u1"], [contents["large"]]))
+    parcels = [m.Parcel(b"small", [("|u1", None)]), m.Parcel(b"empty", [("|u1", b"")])]
+    parcels.append(m.Parcel(b"large", [("|u1", contents["large"])]))
     request = m.Hold("p", list(contents), parcels)
     assert caller.ask(request, contents["small"]) == m.Done()
     assert caller.ask(m.Measure()) == m.Usage(3, 510, CAPACITY)
     caller.send(m.Find(["large", "unknown", "small", "empty"]), number=b"7")
     number, reply, buffers = caller.answer()
-    small = m.Parcel(b"small", ["|u1"], [contents["small"]])
+    small = m.Parcel(b"small", [("|u1", contents["small"])])
     assert (number, reply) == (b"7", m.Found([parcels[2], None, small, parcels[1]]))
     assert buffers == []
     assert caller.ask(m.ListUnconfirmed(-1.0)) == m.Unconfirmed({"p": list(contents)})
@@ -223,16 +223,17 @@ MALFORMED: dict[str, tuple[object, list[bytes]]] = {
     "unknown kind": ({"type": "Explode"}, []),
     "a reply": (m.Done(), []),
     "a field of another type": ({"type": "Find", "names": 3}, []),
-    "a buffer too many": (m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"], [None])]), [b"1", b"2"]),
-    "a buffer too few": (m.Hold("p", ["a"], [m.Parcel(b"", ["|u1", "|u1"], [None, None])]), [b"1"]),
-    "a parcel too few": (m.Hold("p", ["a", "b"], [m.Parcel(b"", ["|u1"], [None])]), [b"1"]),
-    "a buffer without a dtype": (m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"], [b"", b""])]), []),
-    "a dtype without a buffer": (m.Hold("p", ["a"], [m.Parcel(b"", ["|u1"], [])]), []),
-    "half an element within": (m.Hold("p", ["a"], [m.Parcel(b"", ["<i8"], [b"12345"])]), []),
-    "half an element": (m.Hold("p", ["a"], [m.Parcel(b"", ["<i8"], [None])]), [b"12345"]),
-    "objects": (m.Hold("p", ["a"], [m.Parcel(b"", ["|O"], [None])]), [b"12345678"]),
-    "no dtype": (m.Hold("p", ["a"], [m.Parcel(b"", ["(,i4"], [None])]), [b"12345678"]),
-    "no such dtype": (m.Hold("p", ["a"], [m.Parcel(b"", ["<i3"], [None])]), [b"123"]),
+    "a buffer too many": (m.Hold("p", ["a"], [m.Parcel(b"", [("|u1", None)])]), [b"1", b"2"]),
+    "a buffer too few": (
+        m.Hold("p", ["a"], [m.Parcel(b"", [("|u1", None), ("|i1", None)])]),
+        [b"1"],
+    ),
+    "a parcel too few": (m.Hold("p", ["a", "b"], [m.Parcel(b"", [("|u1", None)])]), [b"1"]),
+    "half an element within": (m.Hold("p", ["a"], [m.Parcel(b"", [("<i8", b"12345")])]), []),
+    "half an element": (m.Hold("p", ["a"], [m.Parcel(b"", [("<i8", None)])]), [b"12345"]),
+    "objects": (m.Hold("p", ["a"], [m.Parcel(b"", [("|O", None)])]), [b"12345678"]),
+    "no dtype": (m.Hold("p", ["a"], [m.Parcel(b"", [("(,i4", None)])]), [b"12345678"]),
+    "no such dtype": (m.Hold("p", ["a"], [m.Parcel(b"", [("<i3", None)])]), [b"123"]),
     "less than nothing": (m.Reserve("a", -5, 0.0, 0.0), []),
     "for ever": (m.Reserve("a", 5, float("inf"), 1.0), []),
     "no number": (m.Reserve("a", 5, float("nan"), 1.0), []),

@@ -6,6 +6,8 @@ import asyncio
 import copy
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import gt, itemgetter
 from typing import Any
 
 from tq_redis.control.plane import ControlPlane
@@ -62,6 +64,7 @@ class _Listing:
             self.samples, self.tags, self.nested = changes.samples, changes.tags, set()
         else:
             self._merge(changes)
+        self._sort()
         for key, row in changes.tags.items():
             if not _NESTED.isdisjoint(map(type, row.values())):
                 self.nested.add(key)
@@ -69,24 +72,23 @@ class _Listing:
     def copy(self) -> dict[str, dict[str, Any]]:
         """Key -> tags that are the caller's own."""
         listed = {key: row.copy() for key, row in self.tags.items()}
-        return listed | {key: copy.deepcopy(self.tags[key]) for key in self.nested}
+        for key in self.nested:
+            listed[key] = copy.deepcopy(self.tags[key])
+        return listed
 
     def _merge(self, changes: Changes) -> None:
-        last = next(reversed(self.samples.values()), 0)
-        sort = False
+        self.nested.difference_update(changes.samples)
         for key, sample in changes.samples.items():
-            known = self.samples.get(key, 0)
-            if known and known != sample:  # its place is another one
+            if self.samples.get(key, sample) != sample:  # its place is another one
                 del self.samples[key], self.tags[key]
-                known = 0
-            self.nested.discard(key)
             if sample:
                 self.samples[key], self.tags[key] = sample, changes.tags[key]
-                if not known:
-                    sort = sort or sample < last
-                    last = sample
-        if sort:
-            self.samples = dict(sorted(self.samples.items(), key=lambda item: item[1]))
+
+    def _sort(self) -> None:
+        """A key that was cleared and made again while it was listed stands at its old place."""
+        numbers = self.samples.values()
+        if any(map(gt, numbers, islice(numbers, 1, None))):
+            self.samples = dict(sorted(self.samples.items(), key=itemgetter(1)))
             self.tags = {key: self.tags[key] for key in self.samples}
 
 

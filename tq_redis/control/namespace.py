@@ -45,6 +45,8 @@ class Namespace:
         # For each shard, how many changes of it this process had seen when it last looked for ids
         # that the shard may have lost.
         self._counted: dict[RedisConnection, int] = {}
+        # And the last id that it has seen the shard give out.
+        self._given: dict[RedisConnection, int] = {}
 
     async def reserve(self, partition: str, count: int, deadline: Deadline) -> int:
         """Draw ``count`` consecutive sample ids and return the first. Ids are never reused."""
@@ -56,6 +58,7 @@ class Namespace:
                 ("SADD", self.keys.partitions, encode(partition)),
                 deadline=deadline,
             )
+            self._saw(shard, int(last))
             if listed or last == count:  # one of these keys may be new
                 await shard.commands(*self._lifetimes(), deadline=deadline)
             if shard.changes == changes:  # else it may be another server that has counted
@@ -77,12 +80,25 @@ class Namespace:
         counted_by = await shard.command("GET", keys.counted_by, deadline=deadline)
         if life is None or (counted_by is not None and counted_by.decode() == life):
             return
+        given = self._given.get(shard, 0)
         # Without a note nobody has counted yet, or the note was lost too.
-        if counted_by is not None or shard in self._counted:
-            skip = ("INCRBY", keys.next_sample, _LOST_IDS)
-            await shard.command(*skip, deadline=deadline)
+        if counted_by is not None or given:
+            await self._skip(shard, given, _LOST_IDS, deadline)
         note = ("SET", keys.counted_by, life, "EX", 2 * self._idle_ttl_s)
         await shard.command(*note, deadline=deadline)
+
+    async def _skip(self, shard: RedisConnection, upto: int, more: int, deadline: Deadline) -> int:
+        """Give out no id up to ``upto``, nor as many ``more``. Returns the last that is skipped."""
+        name = self.keys.next_sample
+        last = int(await shard.command("GET", name, deadline=deadline) or 0)
+        # Sent twice, it skips more.
+        step = ("INCRBY", name, max(last, upto) - last + more)
+        last = int(await shard.command(*step, deadline=deadline))
+        self._saw(shard, last)
+        return last
+
+    def _saw(self, shard: RedisConnection, last: int) -> None:
+        self._given[shard] = max(self._given.get(shard, 0), last)
 
     async def partitions(self, deadline: Deadline) -> list[str]:
         """Names of the partitions, sorted."""

@@ -118,12 +118,8 @@ class Snapshots(Namespace):
         """
 
         async def of(shard: RedisConnection) -> int:
-            name = self.keys.next_sample
             await self._count_on(shard, deadline)
-            last = int(await shard.command("GET", name, deadline=deadline) or 0)
-            more = max(last, upto) - last + _SKIPPED_IDS
-            # Sent twice, it skips more.
-            new = int(await shard.command("INCRBY", name, more, deadline=deadline))
+            new = await self._skip(shard, upto, _SKIPPED_IDS, deadline)
             await self._prolong(shard, deadline)
             return new
 

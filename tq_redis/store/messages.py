@@ -18,7 +18,7 @@ from tq_redis.store.shelf import Content
 LONGEST_S = 24 * 3600.0
 """No request may ask a store to wait, or to keep anything for it, for longer."""
 
-# A frame costs some 10 us at each end: as long as it takes to copy so many bytes.
+# Up to here a frame takes twice as long as a copy into the message and out of it (docs/log.md).
 _OWN_FRAME = 16 << 10
 # Bytes of a message that libzmq keeps in memory of its own for certain.
 _OWN_MEMORY = 64 << 10
@@ -29,12 +29,11 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=LONGEST_S)]
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True):
-    """One block in a message: its header, the dtypes of its buffers, and of each the bytes, or None
-    where they follow in a frame."""
+    """One block in a message: its header, and of each buffer the dtype and the bytes, or None where
+    they follow in a frame."""
 
     header: bytes
-    dtypes: list[Dtype]
-    buffers: list[bytes | None]
+    buffers: list[tuple[Dtype, bytes | None]]
 
 
 class Hold(msgspec.Struct, frozen=True, tag=True):
@@ -197,9 +196,13 @@ def pack(contents: Iterable[Content]) -> tuple[list[Parcel], list[Any]]:
     parcels: list[Parcel] = []
     frames: list[Any] = []
     for header, buffers in contents:
-        within = [buffer.tobytes() if buffer.nbytes < _OWN_FRAME else None for buffer in buffers]
-        parcels.append(Parcel(header, [buffer.dtype.str for buffer in buffers], within))
-        frames.extend(buffer for buffer in buffers if buffer.nbytes >= _OWN_FRAME)
+        sent: list[tuple[str, bytes | None]] = []
+        for buffer in buffers:
+            is_small = buffer.nbytes < _OWN_FRAME
+            sent.append((buffer.dtype.str, buffer.tobytes() if is_small else None))
+            if not is_small:
+                frames.append(buffer)
+        parcels.append(Parcel(header, sent))
     return parcels, frames
 
 
@@ -207,8 +210,7 @@ def unpack(parcels: Iterable[Parcel | None], frames: Sequence[Any]) -> list[Cont
     """Inverse of :func:`pack`, on the frames that pyzmq received without copying.
 
     Raises:
-        ValueError: there are not as many frames or buffers as the parcels say, or they have another
-            size.
+        ValueError: there are not as many frames as the parcels say, or buffers have another size.
     """
     left = iter(frames)
     contents: list[Content | None] = []
@@ -218,7 +220,7 @@ def unpack(parcels: Iterable[Parcel | None], frames: Sequence[Any]) -> list[Cont
             continue
         buffers = [
             np.frombuffer(_next(left) if within is None else within, dtype)
-            for within, dtype in zip(parcel.buffers, parcel.dtypes, strict=True)
+            for dtype, within in parcel.buffers
         ]
         contents.append((parcel.header, buffers))
     if next(left, None) is not None:
