@@ -493,6 +493,18 @@ def test_consumers_and_evicting_producers_share_every_sample_out(client: tq.Clie
     assert len(made) == 300
 
 
+def test_samples_that_are_set_aside_leave_room(client: tq.Client) -> None:
+    """Nobody will consume them."""
+    client.limit("p", "t", 2)
+    bad = put(client, 2).global_indexes
+    for _ in range(client.config.max_deliveries):
+        client.release(take(client, 2, lease=LONG_S))
+    assert client.get_set_aside("t", "p").global_indexes == bad
+    assert unconsumed(client) == 0
+    good = put(client, 2, timeout=WOKEN_S)
+    assert take(client, 2).global_indexes == good.global_indexes
+
+
 def test_a_smaller_limit_holds_from_the_next_put_on(client: tq.Client) -> None:
     client.limit("p", "t", 16, when_full="evict")
     old = put(client, 16)
