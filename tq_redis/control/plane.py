@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from tq_redis.control import packing, refusals
 from tq_redis.control.claims import ROWS_PER_PAGE
 from tq_redis.control.keys import decode, encode
 from tq_redis.control.limits import CELLS_PER_CLEAR, Limits
+from tq_redis.control.pages import pages
 from tq_redis.control.ranges import from_ranges, to_ranges
 from tq_redis.control.records import Changes, Lost, Rows, Run, Tags, Version, Write, Written
 from tq_redis.control.replies import (
@@ -177,25 +179,47 @@ class ControlPlane(Limits, Snapshots):
             PartitionNotFoundError
         """
         rows = Rows([], [], [], {}, {}, [], [])
-        common: dict[str, Any] = {"cells": CELLS_PER_CALL, "groups": groups}
-        if fields is not None:
-            common["fields"] = [encode(name) for name in fields]
-        if task is not None:
-            common["task"] = encode(task)
         named = ids if ids is not None else keys
-        done, more = 0, named is None or len(named) > 0
-        while more:
-            select: dict[str, Any] = {"after": rows.ids[-1] if rows.ids else 0}
+        if named is not None and not named:
+            return rows
+        select: dict[str, Any] = {} if task is None else {"task": encode(task)}
+        if fields is not None:
+            select["fields"] = [encode(name) for name in fields]
+        select["groups"] = groups
+        async with aclosing(self._described(partition, deadline, ids, keys, select)) as found:
+            async for reply in found:
+                packing.append_rows(rows, reply)
+        return rows
+
+    def _described(
+        self,
+        partition: str,
+        deadline: Deadline,
+        ids: Sequence[int] | None,
+        keys: Sequence[str] | None,
+        common: Mapping[str, Any],
+    ) -> AsyncGenerator[DescribeReply]:
+        named = ids if ids is not None else keys
+        done = 0
+
+        async def ask(after: int) -> DescribeReply:
+            select: dict[str, Any] = {"after": after}
             if ids is not None:
                 select = {"ids": to_ranges(ids[done : done + ROWS_PER_PAGE])}
             elif keys is not None:
                 select = {"keys": list(keys[done : done + ROWS_PER_PAGE])}
-            reply = await self._run("describe", partition, common | select, DescribeReply, deadline)
+            arguments = {"cells": CELLS_PER_CALL, **common, **select}
+            reply = await self._run("describe", partition, arguments, DescribeReply, deadline)
             await self._check(reply, partition, deadline)
-            packing.append_rows(rows, reply)
+            return reply
+
+        def following(reply: DescribeReply) -> Coroutine[Any, Any, DescribeReply] | None:
+            nonlocal done
             done += len(reply.ids)
             more = reply.more if named is None else done < len(named)
-        return rows
+            return ask(reply.ids[-1]) if more else None
+
+        return pages(ask(0), following)
 
     async def changes(self, partition: str, since: Version | None, deadline: Deadline) -> Changes:
         """Keys that were made, cleared, or whose tags changed, since a version; all keys where that
@@ -207,33 +231,43 @@ class ControlPlane(Limits, Snapshots):
         version = since or Version("", 0)
         samples: dict[str, int] = {}
         tags: dict[str, dict[str, Any]] = {}
-        while True:
+
+        async def ask(since: Version) -> ListChangesReply:
             arguments = {
                 "cells": CELLS_PER_CALL,
-                "generation": version.generation,
-                "since": version.number,
+                "generation": since.generation,
+                "since": since.number,
             }
             reply = await self._run(
                 "list_changes", partition, arguments, ListChangesReply, deadline
             )
             await self._check(reply, partition, deadline)
-            version = Version(reply.generation, reply.upto)
-            if reply.whole:
-                # What changes while these are listed comes after this version: it is told again.
-                found = await self.describe(partition, deadline, fields=())
-                by_id = zip(found.keys, found.ids, strict=True)
-                tagged = zip(found.keys, found.tags, strict=True)
-                return Changes(
-                    version,
-                    True,
-                    {key: sample for key, sample in by_id if key is not None},
-                    {key: row for key, row in tagged if key is not None},
-                )
-            samples |= zip(reply.keys, reply.ids, strict=True)
-            rows = packing.tag_rows(reply.tags, len(reply.keys))
-            tags |= zip(reply.keys, rows, strict=True)
-            if not reply.more:
-                return Changes(version, False, samples, tags)
+            return reply
+
+        def following(reply: ListChangesReply) -> Coroutine[Any, Any, ListChangesReply] | None:
+            return ask(Version(reply.generation, reply.upto)) if reply.more else None
+
+        async with aclosing(pages(ask(version), following)) as changed:
+            async for reply in changed:
+                version = Version(reply.generation, reply.upto)
+                if reply.whole:
+                    # What changes meanwhile comes after this version, and is told again.
+                    return await self._all_keys(partition, version, deadline)
+                samples |= zip(reply.keys, reply.ids, strict=True)
+                tags |= zip(reply.keys, packing.tag_rows(reply.tags, len(reply.keys)), strict=True)
+        return Changes(version, False, samples, tags)
+
+    async def _all_keys(self, partition: str, version: Version, deadline: Deadline) -> Changes:
+        samples: dict[str, int] = {}
+        tags: dict[str, dict[str, Any]] = {}
+        listing = self._described(partition, deadline, None, None, {"fields": []})
+        async with aclosing(listing) as found:
+            async for reply in found:
+                rows = packing.tag_rows(reply.tags, len(reply.keys))
+                for key, sample, row in zip(reply.keys, reply.ids, rows, strict=True):
+                    if key:
+                        samples[key], tags[key] = sample, row
+        return Changes(version, True, samples, tags)
 
     async def summary(self, partition: str, deadline: Deadline) -> dict[str, int | str]:
         """The summary hash, names decoded.
