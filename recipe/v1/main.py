@@ -1,4 +1,6 @@
-"""Train with verl's V1 trainer: ``python -m recipe.v1.main [--output FOLDER] [name=value ...]``.
+"""Train with verl's V1 trainer.
+
+``python -m recipe.v1.main [--output FOLDER] [--state resume] [name=value ...]``
 
 The names are those of ``config/spell_backward.yaml`` and of verl's own configuration. The same
 command continues from the last checkpoint in the folder.
@@ -27,14 +29,22 @@ VERL = ("verl.trainer.main_ppo",)
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.option("--output", type=click.Path(path_type=Path), default=TASK.parent / "run")
 @click.option("--task", type=click.Path(path_type=Path), default=TASK)
+@click.option(
+    "--state",
+    type=click.Choice(["fresh", "resume"]),
+    default="fresh",
+    show_default=True,
+    help="What becomes of the samples of a run that died: see python -m tq_redis.verl --help.",
+)
 @click.argument("overrides", nargs=-1, type=click.UNPROCESSED)
-def main(output: Path, task: Path, overrides: tuple[str, ...]) -> None:
+def main(output: Path, task: Path, state: str, overrides: tuple[str, ...]) -> None:
     """Make what is missing in the folder --task, and become the training process."""
     prepare_environment()
     from recipe.v1.prepare import prepare
 
     prepare(task)
-    arguments = command(TQ_REDIS, task, output, overrides)
+    module, *before = TQ_REDIS
+    arguments = command([module, "--state", state, *before], task, output, overrides)
     os.execve(arguments[0], arguments, environment(output))
 
 
