@@ -56,7 +56,8 @@ def main(
             os.environ[variable] = value
     _check_server()
     install()
-    sys.argv = [_PROGRAM, *arguments, *(_resuming(arguments) if state == "resume" else ())]
+    more = _resuming(arguments) if state == "resume" else ()
+    sys.argv = [_PROGRAM, *arguments, "++transfer_queue.announce=true", *more]
     _verl_main()()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 from urllib.request import urlopen
@@ -110,6 +111,18 @@ def test_metrics_are_served_by_who_started_the_queue(memory: dict[str, Any]) -> 
     } <= set(lines)
     tq.close()
     assert tq.get_metrics_endpoint() is None
+
+
+@differs("it has nothing that redis-cli shows")
+@pytest.mark.usefixtures("closed")
+def test_who_starts_a_queue_says_how_redis_cli_shows_it(
+    memory: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tq.init(OmegaConf.create({"announce": True, "tq_redis": memory}))
+    tq.kv_put("a", "train", {"x": torch.ones(1)}, {"n": 1})
+    command = capsys.readouterr().out.partition(": ")[2].strip()
+    shown = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
+    assert shown.split()[:2] == ["samples", "1"]
 
 
 def test_close_can_be_repeated_and_init_starts_anew(start: Start) -> None:

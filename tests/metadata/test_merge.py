@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from tq_redis.errors import InputError
-from tq_redis.metadata.merge import merge_info, same_value
+from tq_redis.metadata.merge import copied_tags, merge_info, same_value
 
 JAGGED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
 OTHER_JAGGED = torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged)
@@ -52,3 +53,14 @@ def test_merging_shares_nothing() -> None:
     info = {"x": {"y": [1]}}
     merge_info([info])["x"]["y"].append(2)
     assert info == {"x": {"y": [1]}}
+
+
+def test_copied_tags_share_nothing_with_their_rows() -> None:
+    rows: list[dict[str, Any]] = [{"n": 1, "text": "a", "none": None}, {"n": 2, "deep": {"a": [1]}}]
+    before = copy.deepcopy(rows)
+    copied = copied_tags(rows)
+    assert copied == before
+    for row in copied:
+        row["n"] = 0
+    copied[1]["deep"]["a"].append(2)
+    assert rows == before

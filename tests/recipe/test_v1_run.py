@@ -113,6 +113,7 @@ def test_two_steps_of_verls_own_trainer(
     wait_until(ended, 800.0)
 
     assert training.returncode == 0, (tmp_path / "said").read_text()
+    assert f"HGETALL 'tq:{namespace}:{{train}}'" in (tmp_path / "said").read_text()
     # What redis-cli showed meanwhile: of the next step there are answers too, but no advantages.
     assert most["samples"] > 8
     assert most["produced:responses"] > 8

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tq_redis.errors import InputError
+from tq_redis.metadata.merge import copied_tags
 
 
 class Attached:
@@ -53,7 +54,7 @@ class Attached:
 
     def get_all_custom_meta(self) -> list[dict[str, Any]]:
         """A deep copy of the tags, one entry per row."""
-        return copy.deepcopy(self.custom_meta)
+        return copied_tags(self.custom_meta)
 
     def update_custom_meta(self, custom_meta: Sequence[Mapping[str, Any]] | None) -> None:
         """Merge tags into each row's; None changes nothing.

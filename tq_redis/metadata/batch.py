@@ -14,7 +14,7 @@ from tq_redis.errors import InputError
 from tq_redis.metadata.attached import Attached
 from tq_redis.metadata.claim import Claims, PackedClaims, claim_of_each, pack_claims, unpack_claims
 from tq_redis.metadata.described import Described
-from tq_redis.metadata.merge import merge_info, merge_schemas, same_value
+from tq_redis.metadata.merge import copied_tags, merge_info, merge_schemas, same_value
 from tq_redis.metadata.rows import chunk_rows, require_permutation
 from tq_redis.metadata.sample import SampleViews
 from tq_redis.metadata.schema import FieldSchema, ReadyFlags, require_forms
@@ -310,7 +310,7 @@ class BatchMeta(Described, Attached):
         both.field_schema.update(other.field_schema)
         both.production_status = self.production_status & other.production_status
         both.extra_info |= copy.deepcopy(other.extra_info)
-        both.update_custom_meta(copy.deepcopy(other.custom_meta))
+        both.update_custom_meta(copied_tags(other.custom_meta))
         both.read_only = self.read_only or other.read_only
         both.claims = [a or b for a, b in zip(self.claims, other.claims, strict=True)]
         tasks = {self.task, other.task} - {None}
@@ -334,7 +334,7 @@ class BatchMeta(Described, Attached):
             self.field_schema,
             self.production_status[list(rows)],
             copy.deepcopy(self.extra_info),
-            [copy.deepcopy(self.custom_meta[row]) for row in rows],
+            copied_tags([self.custom_meta[row] for row in rows]),
             padding=sum(filling),
             read_only=self.read_only,
             claims=[self.claims[row] for row in rows],

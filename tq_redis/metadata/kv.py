@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from tq_redis.errors import InputError, KeyNotFoundError, shorten
-from tq_redis.metadata.merge import merge_info, same_value
+from tq_redis.metadata.merge import copied_tags, merge_info, same_value
 from tq_redis.metadata.rows import chunk_rows, require_permutation
 
 
@@ -42,7 +42,7 @@ class KVBatchMeta:
         if self.fields is not None and len(set(self.fields)) != len(self.fields):
             raise InputError(f"Fields must be distinct, got {self.fields}")
         self.keys = list(self.keys)
-        self.tags = copy.deepcopy(self.tags)
+        self.tags = copied_tags(self.tags)
         self.fields = None if self.fields is None else list(self.fields)
         self.extra_info = copy.deepcopy(self.extra_info or {})
 

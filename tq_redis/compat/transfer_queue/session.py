@@ -8,6 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from tq_redis import session as strict
 from tq_redis.client.sync import Client
 from tq_redis.compat.transfer_queue.errors import CheckpointNotFoundError, NotConnectedError
@@ -38,7 +40,8 @@ def init(conf: Settings = None) -> Settings:
 
     Without ``conf``, any queue of this Ray cluster is attached to. With it, one of its namespace;
     if the process that owned that one died, this process takes its place and drops the samples
-    that it left, unless ``resume`` is true in ``conf``.
+    that it left, unless ``resume`` is true in ``conf``. Where ``announce`` is true, it prints how
+    redis-cli shows the samples of verl's training.
 
     Args:
         conf: as for transfer_queue; the block ``tq_redis`` in it has the settings of
@@ -68,6 +71,8 @@ def init(conf: Settings = None) -> Settings:
             _serve_metrics(config, complete.metrics.port)
         if not complete.get("resume", False):
             _drop_left_behind()
+        if complete.get("announce", False):
+            click.echo(f"The samples, as redis-cli shows them: {strict.progress_command('train')}")
     except BaseException:
         close()
         raise

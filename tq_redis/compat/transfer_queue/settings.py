@@ -32,7 +32,7 @@ NOTE = "transfer_queue"
 
 _DEFAULTS = Path(__file__).with_name("config.yaml")
 _USED = (
-    *("enable", "resume", "tq_redis", "metrics"),
+    *("announce", "enable", "resume", "tq_redis", "metrics"),
     *("controller.sampler", "controller.polling_mode"),
 )
 

@@ -19,7 +19,7 @@ from tq_redis.compat.transfer_queue.metadata.schema import (
 )
 from tq_redis.errors import InputError, shorten
 from tq_redis.metadata.attached import Attached
-from tq_redis.metadata.merge import merge_info, same_value
+from tq_redis.metadata.merge import copied_tags, merge_info, same_value
 from tq_redis.metadata.rows import chunk_rows, require_permutation
 from tq_redis.metadata.schema import ReadyFlags
 
@@ -249,7 +249,7 @@ class BatchMeta(Described, Attached):
 
     def note_tags(self) -> None:
         """Remember that the queue has these tags."""
-        self.known_tags = copy.deepcopy(self.custom_meta)
+        self.known_tags = copied_tags(self.custom_meta)
 
     # Inner parts
 
@@ -260,8 +260,8 @@ class BatchMeta(Described, Attached):
             rows_of_schema(self.field_schema, rows),
             self.production_status[list(rows)],
             copy.deepcopy(self.extra_info),
-            copy.deepcopy([self.custom_meta[row] for row in rows]),
-            copy.deepcopy([self._custom_backend_meta[row] for row in rows]),
+            copied_tags([self.custom_meta[row] for row in rows]),
+            copied_tags([self._custom_backend_meta[row] for row in rows]),
         )
         if self.known_tags is not None:
             part.known_tags = [self.known_tags[row] for row in rows]
