@@ -110,6 +110,19 @@ def form_of(column: Column) -> FieldSchema:
     return block.schema["x"]
 
 
+@given(
+    order=st.lists(st.integers(0, 4), min_size=1, max_size=12),
+    block_bytes=st.sampled_from([BIG, 40]),
+)
+def test_rows_that_are_one_object(order: list[int], block_bytes: int) -> None:
+    """One prompt of a group of samples, say. The third is kept beside the msgpack text."""
+    values = [{"a": [1]}, [1, 2], np.arange(20_000), "", [np.arange(20_000), "b"]]
+    column = [values[number] for number in order]
+    got = round_trip(column, block_bytes=block_bytes)
+    assert_same(got, column)
+    assert len(set(map(id, got))) == len(got) - max(0, order.count(3) - 1)  # texts may be shared
+
+
 def test_one_row_keeps_its_kind() -> None:
     for column in (
         random((1,)),

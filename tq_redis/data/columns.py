@@ -114,19 +114,29 @@ class _Text(Cuttable):
         return [self.ends[first:last] - begin, self._text[begin : int(self.ends[last - 1])]]
 
 
+_NOTHING = object()
+
+
 class _Object(Cuttable):
     def __init__(self, field: str, column: list[Any], allow_pickle: bool) -> None:
         self.schema = FieldSchema("object")
         encoder = ValueEncoder(allow_pickle=allow_pickle)
         self._text = bytearray()
         ends: list[tuple[int, int]] = []
+        begin, before = (0, 0), _NOTHING
         for row, value in enumerate(column):
-            try:
-                encoder.append(value, self._text)
-            except UnsupportedValueError as error:
-                raise InputError(
-                    f"Field {field!r}, row {row}: {error}", fields=(field,), rows=(row,)
-                ) from error
+            if value is before and begin[1] == len(encoder.large):
+                # One prompt for a group of samples: the same object in each of their rows.
+                self._text += self._text[begin[0] :]
+                begin = ends[-1]
+            else:
+                begin, before = (len(self._text), len(encoder.large)), value
+                try:
+                    encoder.append(value, self._text)
+                except UnsupportedValueError as error:
+                    raise InputError(
+                        f"Field {field!r}, row {row}: {error}", fields=(field,), rows=(row,)
+                    ) from error
             ends.append((len(self._text), len(encoder.large)))
         self._large = encoder.large
         self._text_ends, self._large_ends = np.array(ends, np.int64).T
