@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from tq_redis import verl
 from tq_redis.compat.drop_in import ray_runtime_env
 
+# It prints how redis-cli shows the samples.
+ANNOUNCE = "++transfer_queue.announce=true"
 ARGUMENTS = ["--config-name", "mine", "+a.b=[1, 2]", "trainer.device=cpu"]
 VARIABLES = ("TQ_REDIS_URL", "TQ_REDIS_NAMESPACE")
 
@@ -53,13 +55,13 @@ def run(monkeypatch: pytest.MonkeyPatch, seen: list[dict[str, Any]]) -> Run:
     return lambda *arguments: CliRunner().invoke(verl.main, arguments)
 
 
-def test_verl_gets_its_arguments_as_they_are_and_our_queue(run: Run, seen: list[Any]) -> None:
+def test_verl_gets_its_arguments_and_our_queue(run: Run, seen: list[Any]) -> None:
     result = run("--", *ARGUMENTS)
 
     assert result.exit_code == 0, result.output
     assert seen == [
         {
-            "arguments": ARGUMENTS,
+            "arguments": [*ARGUMENTS, ANNOUNCE],
             "queue": "tq_redis.compat.transfer_queue.session",
             "TQ_REDIS_URL": None,
             "TQ_REDIS_NAMESPACE": None,
@@ -73,7 +75,7 @@ def test_the_address_reaches_the_workers_by_the_environment_and_not_by_verls_set
     result = run("--redis-url", redis_url, "--namespace", namespace, "--", *ARGUMENTS)
 
     assert result.exit_code == 0, result.output
-    assert seen[0]["arguments"] == ARGUMENTS
+    assert seen[0]["arguments"] == [*ARGUMENTS, ANNOUNCE]
     assert seen[0]["TQ_REDIS_URL"] == redis_url
     assert seen[0]["TQ_REDIS_NAMESPACE"] == namespace
     # A Ray cluster that runs already has another environment than this process.
@@ -90,6 +92,7 @@ def test_a_run_that_resumes_says_so_in_verls_settings(run: Run, seen: list[Any])
     manager = "tq_redis.compat.verl_resume.ResumingAgentLoopManager"
     assert seen[0]["arguments"] == [
         *ARGUMENTS,
+        ANNOUNCE,
         "++transfer_queue.resume=true",
         f"++actor_rollout_ref.rollout.agent.agent_loop_manager_class={manager}",
     ]
