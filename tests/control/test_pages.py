@@ -15,23 +15,24 @@ pytestmark = pytest.mark.asyncio
 
 
 class Book:
-    """Pages 1 to ``last``; notes what happened in which order."""
+    """Pages 1 to ``last``, of which ``torn`` fails and ``lost`` never comes; notes what happened in
+    which order."""
 
-    def __init__(self, last: int, *, torn: int = 0) -> None:
+    def __init__(self, last: int, *, torn: int = 0, lost: int = 0) -> None:
         self._last = last
         self._torn = torn
+        self._lost = lost
         self.events: list[str] = []
-        self.third = asyncio.Event()
+        self.waits = asyncio.Event()
 
     async def page(self, number: int) -> int:
         self.events.append(f"asked {number}")
-        if number == 3:
-            self.third.set()
-        try:
-            await asyncio.sleep(0.01)
-        except asyncio.CancelledError:
-            self.events.append(f"left {number}")
-            raise
+        if number == self._lost:
+            self.waits.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                self.events.append(f"left {number}")
         if number == self._torn:
             raise ValueError(f"page {number} is torn")
         return number
@@ -60,7 +61,7 @@ async def test_one_page() -> None:
 
 
 async def test_who_stops_reading_leaves_no_question() -> None:
-    book = Book(5)
+    book = Book(5, lost=3)
     await book.read(2)
     assert book.events == ["asked 1", "asked 2", "read 1", "asked 3", "read 2", "left 3"]
     assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -74,9 +75,9 @@ async def test_an_error_comes_after_the_pages_before_it() -> None:
 
 
 async def test_a_reader_that_is_cancelled() -> None:
-    book = Book(5)
+    book = Book(5, lost=3)
     reading = asyncio.create_task(book.read(5))
-    await asyncio.wait_for(book.third.wait(), 5)
+    await asyncio.wait_for(book.waits.wait(), 5)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading

@@ -20,7 +20,7 @@ import redis
 
 from recipe.tasks.tiny_model import ModelSettings
 from recipe.tasks.warm_start import WarmStartSettings
-from recipe.v1.main import METRICS, TQ_REDIS, command, environment
+from recipe.v1.main import METRICS, environment
 from recipe.v1.prepare import prepare
 from tests.recipe.held_back import GENERATED, HOLD
 
@@ -70,12 +70,13 @@ class Trainer:
 
     def start(self, state: str, hold: str) -> None:
         """``hold``: as the agent loop takes it."""
-        module, *before = TQ_REDIS
-        options = ["--redis-url", self.redis_url, "--namespace", self.namespace, "--state", state]
+        folders = ["--task", str(self.task), "--output", str(self.output)]
         (self.output / "generated").unlink(missing_ok=True)
         settings = [*SETTINGS, f"trainer.rollout_data_dir={self.output}/trained"]
         variables = {
             **environment(self.output),
+            "TQ_REDIS_URL": self.redis_url,
+            "TQ_REDIS_NAMESPACE": self.namespace,
             "TMPDIR": str(self.home),
             "HOME": str(self.home),
             GENERATED: str(self.output / "generated"),
@@ -83,7 +84,7 @@ class Trainer:
         }
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(
-                command([module, *options, *before], self.task, self.output, settings),
+                [sys.executable, "-m", "recipe.v1.main", *folders, "--state", state, *settings],
                 env=variables,
                 cwd=self.home,
                 stdout=said,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
+import redis.exceptions as rex
 import torch
 from redis.crc import key_slot
 
@@ -15,9 +18,11 @@ from tests.servers import topologies
 from tests.servers.conftest import OpenPlane, settings, unexpected_keys
 from tests.servers.scenario import clear, use_everything, verbs_not_run
 from tests.servers.topologies import Cluster, Server, until
+from tq_redis.control.addresses import parse_address
 from tq_redis.control.plane import ControlPlane
 from tq_redis.control.records import Claimed, Wanted
 from tq_redis.control.rights import rules
+from tq_redis.control.topologies import open_topology
 from tq_redis.deadline import Deadline
 from tq_redis.errors import AuthenticationError
 
@@ -140,12 +145,54 @@ async def test_a_primary_goes_while_consumers_wait(
             await plane.wait(name, found.event, deadline)
 
     consuming = asyncio.create_task(consume())
-    await asyncio.sleep(0.2)  # most likely it waits in Redis by now
+    await asyncio.to_thread(until, lambda: _blocked_clients(dying), "the consumer waits in Redis")
     await asyncio.to_thread(end, dying)
+    start = asyncio.get_running_loop().time()
     await plane.produce(name, write(2, ["x"]), Deadline(30))
-    assert len(await consuming) == 4
+    assert len(await asyncio.wait_for(consuming, 15)) == 4
+    assert asyncio.get_running_loop().time() - start < 15
     await use_everything(plane, name + "{new}")
     await clear(plane, name)
+
+
+async def test_clients_do_not_ask_a_frozen_node_where_slots_are(failing: Cluster) -> None:
+    """Any of the four nodes could be the first that a client asks, so there are many clients."""
+    frozen, replica = failing.primaries[0], failing.replica
+    assert replica is not None
+    key = next(f"k{n}" for n in range(1000) if key_slot(f"k{n}".encode()) <= 5460)
+    async with AsyncExitStack() as opened:
+        clients = [open_topology(parse_address(failing.url), timeout_s=1.0) for _ in range(24)]
+        for client in clients:
+            opened.push_async_callback(client.aclose)
+            await client.execute("GET", key)
+        before = _connections(frozen)
+        frozen.freeze()
+        opened.callback(frozen.thaw)
+        calls = [client.execute("GET", key) for client in clients]
+        failures = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(failure) for failure in failures} == {rex.TimeoutError}
+        await asyncio.to_thread(until, lambda: _is_primary(replica), "the replica took over")
+        for client in clients:
+            client.forget()
+        await asyncio.gather(*(client.primaries() for client in clients))
+    assert _connections(frozen) == before
+
+
+def _connections(node: Server) -> int:
+    """How many it has accepted, those included that came while it was frozen."""
+    node.admin.ping()
+    info: Any = node.admin.info("stats")
+    return info["total_connections_received"]
+
+
+def _is_primary(node: Server) -> bool:
+    info: Any = node.admin.info("replication")
+    return info["role"] == "master"
+
+
+def _blocked_clients(node: Server) -> int:
+    info: Any = node.admin.info("clients")
+    return info["blocked_clients"]
 
 
 def _lives_on_first(plane: ControlPlane, name: str) -> bool:

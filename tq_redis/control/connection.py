@@ -77,6 +77,7 @@ class RedisConnection:
         self.address = parse_address(url) if isinstance(url, str) else url
         self.url = self.address.shown
         self._calls = open_topology(self.address, timeout_s=_SILENCE_S)
+        # Before the wait itself is given up, so that its client sees which node was silent.
         self._waits = open_topology(self.address, timeout_s=_BLOCK_S + _BLOCK_GRACE_S / 2)
         self.changes = 0
         self._slots = asyncio.Semaphore(config.max_connections)

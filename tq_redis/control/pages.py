@@ -28,7 +28,7 @@ async def pages(
     while (question := following(page)) is not None:
         asked = asyncio.create_task(question)
         try:
-            await asyncio.sleep(_SENDING_S)
+            await asyncio.wait([asked], timeout=_SENDING_S)
             yield page
             page = await asked
         finally:

@@ -186,7 +186,7 @@ class ControlPlane(Limits, Snapshots):
         if fields is not None:
             select["fields"] = [encode(name) for name in fields]
         select["groups"] = groups
-        async with aclosing(self._described(partition, deadline, ids, keys, select)) as found:
+        async with aclosing(self._described(partition, select, deadline, ids, keys)) as found:
             async for reply in found:
                 packing.append_rows(rows, reply)
         return rows
@@ -194,10 +194,10 @@ class ControlPlane(Limits, Snapshots):
     def _described(
         self,
         partition: str,
-        deadline: Deadline,
-        ids: Sequence[int] | None,
-        keys: Sequence[str] | None,
         common: Mapping[str, Any],
+        deadline: Deadline,
+        ids: Sequence[int] | None = None,
+        keys: Sequence[str] | None = None,
     ) -> AsyncGenerator[DescribeReply]:
         named = ids if ids is not None else keys
         done = 0
@@ -260,8 +260,7 @@ class ControlPlane(Limits, Snapshots):
     async def _all_keys(self, partition: str, version: Version, deadline: Deadline) -> Changes:
         samples: dict[str, int] = {}
         tags: dict[str, dict[str, Any]] = {}
-        listing = self._described(partition, deadline, None, None, {"fields": []})
-        async with aclosing(listing) as found:
+        async with aclosing(self._described(partition, {"fields": []}, deadline)) as found:
             async for reply in found:
                 rows = packing.tag_rows(reply.tags, len(reply.keys))
                 for key, sample, row in zip(reply.keys, reply.ids, rows, strict=True):

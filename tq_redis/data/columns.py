@@ -114,23 +114,17 @@ class _Text(Cuttable):
         return [self.ends[first:last] - begin, self._text[begin : int(self.ends[last - 1])]]
 
 
-_NOTHING = object()
-
-
 class _Object(Cuttable):
     def __init__(self, field: str, column: list[Any], allow_pickle: bool) -> None:
         self.schema = FieldSchema("object")
         encoder = ValueEncoder(allow_pickle=allow_pickle)
         self._text = bytearray()
-        ends: list[tuple[int, int]] = []
-        begin, before = (0, 0), _NOTHING
+        ends: list[tuple[int, int]] = [(0, 0)]
         for row, value in enumerate(column):
-            if value is before and begin[1] == len(encoder.large):
+            if row and value is column[row - 1] and ends[-2][1] == ends[-1][1]:
                 # One prompt for a group of samples: the same object in each of their rows.
-                self._text += self._text[begin[0] :]
-                begin = ends[-1]
+                self._text += self._text[ends[-2][0] :]
             else:
-                begin, before = (len(self._text), len(encoder.large)), value
                 try:
                     encoder.append(value, self._text)
                 except UnsupportedValueError as error:
@@ -139,7 +133,7 @@ class _Object(Cuttable):
                     ) from error
             ends.append((len(self._text), len(encoder.large)))
         self._large = encoder.large
-        self._text_ends, self._large_ends = np.array(ends, np.int64).T
+        self._text_ends, self._large_ends = np.array(ends[1:], np.int64).T
         sizes = np.cumsum([0, *(buffer.nbytes for buffer in self._large)], dtype=np.int64)
         self.ends = self._text_ends + sizes[self._large_ends]
 

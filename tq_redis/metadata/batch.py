@@ -86,7 +86,7 @@ class BatchMeta(Described, Attached):
         )
         self.extra_info: dict[str, Any] = dict(extra_info or {})
         self.custom_meta: list[dict[str, Any]] = (
-            [{} for _ in range(size)] if custom_meta is None else [dict(row) for row in custom_meta]
+            [{} for _ in range(size)] if custom_meta is None else copied_tags(custom_meta)
         )
         self.padding = padding
         self.read_only = read_only
@@ -334,7 +334,7 @@ class BatchMeta(Described, Attached):
             self.field_schema,
             self.production_status[list(rows)],
             copy.deepcopy(self.extra_info),
-            copied_tags([self.custom_meta[row] for row in rows]),
+            [self.custom_meta[row] for row in rows],
             padding=sum(filling),
             read_only=self.read_only,
             claims=[self.claims[row] for row in rows],
