@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 # pieces, each held with a lease until all are there.
 ROWS_PER_CLAIM = 1024
 # Cells that a script may look at to complete an index, or to take back what leases lost.
-_CELLS_PER_BUILD = 2048
+_CELLS_PER_BUILD = 4096
 UNDO_S = 60.0
 _CLOSE_S = 5.0
 # What one step of building an index may take, whatever is left of a call's deadline.
@@ -91,7 +91,7 @@ class Asking(BlockLists):
             "fields": [encode(name) for name in wanted.fields],
             "group_size": group,
             "index": index_name(wanted.task, group, wanted.fields),
-            "build": max(1, _CELLS_PER_BUILD // (len(wanted.fields) + (3 if group else 2))),
+            "cells": _CELLS_PER_BUILD,
         }
         if wanted.draw is not None:
             arguments |= {"draw": wanted.draw, "whole": wanted.whole or wanted.draw}

@@ -20,8 +20,6 @@ _log = logging.getLogger(__name__)
 
 # To find and drop a cell costs most: Redis waits for its memory.
 CELLS_PER_CLEAR = 2048
-# Rows that a script may look at to complete an index: it looks at some five cells of each.
-_ROWS_PER_BUILD = 400
 _DISMISS_S = 60.0
 # What one step of making room may take, whatever is left of a call's deadline.
 _STEP_S = 5.0
@@ -75,7 +73,6 @@ class Limits(Claims):
             "put": put,
             "rows": rows,
             "lifetime": int(1000 * lifetime_s),
-            "build": _ROWS_PER_BUILD,
             "cells": CELLS_PER_CLEAR,
         }
         freed: list[str] = []

@@ -185,7 +185,7 @@ async def test_a_put_that_was_refused_and_tries_again_is_not_taken_for_a_replay(
     await put(plane, 4)
 
     async def send() -> AdmitReply:
-        arguments = {"put": "put", "rows": 4, "lifetime": 60_000, "build": 9, "cells": 99}
+        arguments = {"put": "put", "rows": 4, "lifetime": 60_000, "cells": 99}
         return await plane._mutate("admit", "p", arguments, AdmitReply, soon(), request="r")
 
     assert (await send()).code == "full"
@@ -259,7 +259,6 @@ async def test_many_rows_make_room_in_several_steps(
 ) -> None:
     """Groups whose rows lie among each other, indexes that are built in pieces."""
     monkeypatch.setattr(limits, "CELLS_PER_CLEAR", 60)
-    monkeypatch.setattr(limits, "_ROWS_PER_BUILD", 7)
     chance = random.Random(seed)
     names = [f"g{row % 10}" for row in range(40)]
     chance.shuffle(names)

@@ -26,7 +26,7 @@ async def claim(plane: ControlPlane, lease: int) -> ClaimReply:
         "group_size": 0,
         "index": index_name("t", 0, ["x"]),
         "consumer": "me",
-        "build": 100,
+        "cells": 1000,
     }
     raw = await plane.connection.run("claim", plane.keys.summary("p"), arguments(values), soon())
     return decode(raw, ClaimReply)

@@ -123,7 +123,7 @@ async def test_indexes_of_one_task_do_not_undo_each_other(
 
 
 def step_of_a_claim(field: str, request: str, group_size: int = 0) -> bytes:
-    """One claim of too many rows, that may index three."""
+    """One claim of too many rows, that may index three of those that may lack the field."""
     return arguments(
         {
             "request": request,
@@ -138,7 +138,7 @@ def step_of_a_claim(field: str, request: str, group_size: int = 0) -> bytes:
             "group_size": group_size,
             "index": index_name("t", group_size, [field]),
             "consumer": "me",
-            "build": 3,
+            "cells": 27 if group_size else 9,
         }
     )
 

@@ -1,8 +1,8 @@
 -- Let a put make new rows under the limits of all tasks: room is kept for it until it has made them.
 -- Where a limit says so, the oldest samples that its task has not claimed make room.
 -- ARGV     request, request_ttl, idle_ttl, put (a name for it), rows (0: it needs its room no longer),
---          lifetime (milliseconds for which room is kept), build (rows that one call may add to an
---          index), cells (how many it may drop)
+--          lifetime (milliseconds for which room is kept), cells (that one call may drop, or look at
+--          to complete an index)
 -- Returns  code ok: evicted ({task, ids, how many it lost so far}, ...), freed (handles to free)
 --          code again: likewise; there is more to do. Call again, as another request
 --          no room is kept: code unlimited (no task has a limit) | ended (made) | unexpected (made,

@@ -1,8 +1,8 @@
 -- Give a task's consumer samples that have all the fields it reads: for good (they are consumed), or
 -- with a lease.
 -- ARGV     request, request_ttl, idle_ttl, task, fields, consumer,
---          index (name of the ready index of this task, group size and fields), build (rows that one
---          call may add to an index that is not complete yet, or take back from leases),
+--          index (name of the ready index of this task, group size and fields), cells (that one call
+--          may look at to complete the index, or to take back leases),
 --          lease (milliseconds; 0: none), limit (deliveries after which a row is set aside)
 --          either ids (rows that a sampler chose: these or none; none for a draw that was made)
 --          or count, need (samples that must be there for it), group_size (0: single samples)

@@ -1,5 +1,5 @@
 -- What a task could claim, page by page, for a sampler to choose from.
--- ARGV     request, request_ttl, idle_ttl, task, fields, index, group_size (0), build (see claim),
+-- ARGV     request, request_ttl, idle_ttl, task, fields, index, group_size (0), cells (see claim),
 --          after (the last id of the page before), rows (of a page), draw, whole,
 --          consumer, count, waiter (see claim), optional draws (names that are drawn together)
 -- Returns  code ok: ids, group_of ('=<group>', '' where a row has none), tags, more

@@ -44,19 +44,6 @@ end
 local columns, found = {}, {}
 for f, field in ipairs(args.fields) do
   found[f] = lookup('HMGET', key('field', field), ids)
-  local lacking = {}
-  for i = 1, #ids do
-    if not found[f][i] then
-      lacking[#lacking + 1] = ids[i]
-    end
-  end
-  if #lacking > 0 then
-    local _, missing = known_and_unknown(ids)
-    if #missing > 0 then
-      return refuse('unknown', missing)
-    end
-    return refuse('not_ready', lacking, { field = field })
-  end
   -- Fields of one block have equal locators: send them once.
   for earlier = 1, f - 1 do
     if type(columns[earlier]) == 'table' and same(found[earlier], found[f]) then
@@ -64,6 +51,21 @@ for f, field in ipairs(args.fields) do
       break
     end
   end
-  columns[f] = columns[f] or runs_of(found[f])
+  if not columns[f] then
+    local lacking = {}
+    for i = 1, #ids do
+      if not found[f][i] then
+        lacking[#lacking + 1] = ids[i]
+      end
+    end
+    if #lacking > 0 then
+      local _, missing = known_and_unknown(ids)
+      if #missing > 0 then
+        return refuse('unknown', missing)
+      end
+      return refuse('not_ready', lacking, { field = field })
+    end
+    columns[f] = runs_of(found[f])
+  end
 end
 return cmsgpack.pack({ code = 'ok', columns = columns, blocks = blocks })

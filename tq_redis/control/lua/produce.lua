@@ -79,12 +79,14 @@ if not all_new then
       rows[row] = ids[block[3] + row]
     end
     for f, field in ipairs(block[5]) do
-      local locators = lookup('HMGET', key('field', field), rows)
-      local refusal = not args.overwrite and conflict(field, block[6][f], rows, locators)
-      if refusal then
-        return refusal
+      if redis.call('EXISTS', key('field', field)) == 1 then
+        local locators = lookup('HMGET', key('field', field), rows)
+        local refusal = not args.overwrite and conflict(field, block[6][f], rows, locators)
+        if refusal then
+          return refusal
+        end
+        replaced[#replaced + 1] = { locators, #rows }
       end
-      replaced[#replaced + 1] = { locators, #rows }
     end
   end
 end

@@ -1,7 +1,7 @@
 -- Give a task's consumer a draw that was made: what one part of it has, then that part itself, for good
 -- or with a lease. Not stored for a replay: it may as well run twice.
 -- ARGV     idle_ttl, task, draw, whole, fields, consumer, lease, limit, waiter, count (see claim),
---          build (rows that one call may take back from leases), part (from 1), by (who made the
+--          cells (that one call may look at to take back leases), part (from 1), by (who made the
 --          draw, as an earlier reply names it; '': any), take (true: the part itself)
 -- Returns  code ok: claim (its number), ids, schema, tags (see claim), parts (of the draw), by, waits
 --          (the part is to be taken), aside (rows set aside meanwhile); when taken, aside alone
@@ -18,7 +18,7 @@ if not partition_exists() then
   return cmsgpack.pack({ code = 'no_partition', event = last_event() })
 end
 local task, name = args.task, args.draw
-if expire_due(task, args.build) then
+if expire_due(task) then
   return cmsgpack.pack({ code = 'again', aside = set_aside })
 end
 local drawn, number, ids = recall_draw(task, name, args.part)

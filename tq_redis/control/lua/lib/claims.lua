@@ -228,8 +228,10 @@ local function work_again(task, ids)
   return again, aside
 end
 
--- Take back the rows of claims whose lease has run out, about `most` rows; true if there are more.
-local function expire_due(task, most)
+-- Take back the rows of claims whose lease has run out, about as many as one call may; true if there
+-- are more.
+local function expire_due(task)
+  local most = math.floor(args.cells / (2 * (#args.fields + 3)))
   local due = redis.call('ZRANGEBYSCORE', key('leases', task), '-inf', lease_clock(),
     'LIMIT', 0, DUE_CLAIMS)
   local rows = 0
@@ -286,17 +288,26 @@ local function taken_event(kind, task, rows)
   end
 end
 
+-- Rows that one call enters into an index. To look into a hash is a cell; to enter a row takes as long
+-- as two, and six more where it is counted in its group.
+local function rows_to_enter(index)
+  local fields, taken = telling(index, {})
+  local cells = 2 + #fields + (taken and 1 or 0) + (index.group_size > 0 and 6 or 0)
+  return math.max(1, math.floor(args.cells / cells))
+end
+
 -- An index, made if it is new and built once, a bounded piece a call; false: call again.
 local function built(name, task, fields, group_size)
   local known = indexes()
   local index = known[name] or { task = task, fields = fields, group_size = group_size, built = 0,
     done = false }
   if not index.done then
+    local rows = rows_to_enter(index)
     local ids = redis.call('ZRANGEBYSCORE', key('samples'),
-      string.format('(%d', index.built), '+inf', 'LIMIT', 0, args.build)
+      string.format('(%d', index.built), '+inf', 'LIMIT', 0, rows)
     add_ready(name, index, claimable(index, ids, {}))
     index.built = tonumber(ids[#ids] or index.built)
-    index.done = #ids < args.build
+    index.done = #ids < rows
     known[name] = index
     redis.call('HSET', key('indexes'), name, cjson.encode(index))
     touch()
@@ -306,7 +317,7 @@ end
 
 -- The index that a task asks for; false: call again.
 local function prepared_index()
-  return not expire_due(args.task, args.build)
+  return not expire_due(args.task)
     and built(args.index, args.task, args.fields, args.group_size)
 end
 

@@ -19,20 +19,36 @@ local function forget_indexes()
   known_indexes = nil
 end
 
--- Of `ids`, those that have all fields of the index and were not taken by its task.
+-- The hashes that tell which samples may be claimed: those of fields that not all samples have, and
+-- of what the task has taken, if anything. `has` names fields that need no look.
+local function telling(index, has)
+  local samples, fields = redis.call('ZCARD', key('samples')), {}
+  local taken = key('task', index.task)
+  for _, field in ipairs(index.fields) do
+    local name = key('field', field)
+    if not has[field] and redis.call('HLEN', name) < samples then
+      fields[#fields + 1] = name
+    end
+  end
+  return fields, redis.call('EXISTS', taken) == 1 and taken
+end
+
+-- Of `ids` of samples, those that have all fields of the index and were not taken by its task.
 -- `has` names fields that every id is known to have.
 local function claimable(index, ids, has)
-  local taken, fields = lookup('HMGET', key('task', index.task), ids), {}
-  for _, field in ipairs(index.fields) do
-    if not has[field] then
-      fields[#fields + 1] = lookup('HMGET', key('field', field), ids)
-    end
+  local fields, taken = telling(index, has)
+  if #fields == 0 and not taken then
+    return ids
+  end
+  local there, gone = {}, taken and lookup('HMGET', taken, ids) or {}
+  for f = 1, #fields do
+    there[f] = lookup('HMGET', fields[f], ids)
   end
   local able = {}
   for i = 1, #ids do
-    local ok = not taken[i]
-    for f = 1, #fields do
-      ok = ok and fields[f][i]
+    local ok = not gone[i]
+    for f = 1, #there do
+      ok = ok and there[f][i]
     end
     if ok then
       able[#able + 1] = ids[i]
