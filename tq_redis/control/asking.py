@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 # pieces, each held with a lease until all are there.
 ROWS_PER_CLAIM = 1024
 # Cells that a script may look at to complete an index, or to take back what leases lost.
-_CELLS_PER_BUILD = 4096
+_CELLS_PER_BUILD = 3072
 UNDO_S = 60.0
 _CLOSE_S = 5.0
 # What one step of building an index may take, whatever is left of a call's deadline.
