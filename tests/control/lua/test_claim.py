@@ -114,7 +114,7 @@ async def test_indexes_of_one_task_do_not_undo_each_other(
     done: set[str] = set()
     for number in range(10):
         for field in ("x", "y"):
-            values = step_of_a_claim(field, request=f"{field}{number}")
+            values = step_of_a_claim([field], request=f"{field}{number}")
             raw = await plane.connection.run("claim", plane.keys.summary("p"), values, soon())
             if decode(raw, ClaimReply).code != "again":
                 done.add(field)
@@ -122,7 +122,7 @@ async def test_indexes_of_one_task_do_not_undo_each_other(
     assert await claim(plane, 20) == ids
 
 
-def step_of_a_claim(field: str, request: str, group_size: int = 0) -> bytes:
+def step_of_a_claim(fields: list[str], request: str, group_size: int = 0) -> bytes:
     """One claim of too many rows, that may index three of those that may lack the field."""
     return arguments(
         {
@@ -130,17 +130,32 @@ def step_of_a_claim(field: str, request: str, group_size: int = 0) -> bytes:
             "request_ttl": 60,
             "idle_ttl": 1000,
             "task": "t",
-            "fields": [field],
+            "fields": fields,
             "count": 8000,
             "need": 8000,
             "lease": 0,
             "limit": 5,
             "group_size": group_size,
-            "index": index_name("t", group_size, [field]),
+            "index": index_name("t", group_size, fields),
             "consumer": "me",
             "cells": 27 if group_size else 9,
         }
     )
+
+
+async def test_what_all_samples_have_is_looked_up_for_none(plane: ControlPlane) -> None:
+    """The nine cells of a step are four rows, however many fields these have."""
+    fields = "abcdefgh"
+
+    async def step(number: int) -> str:
+        values = step_of_a_claim(list(fields), f"r{number}")
+        raw = await plane.connection.run("claim", plane.keys.summary("p"), values, soon())
+        return decode(raw, ClaimReply).code
+
+    ids = (await plane.produce("p", write(7, list(fields)), soon())).ids
+    assert [await step(number) for number in range(2)] == ["again", "short"]
+    await plane.produce("p", write(1, ["a"]), soon())
+    assert await claim(plane, 7, fields=fields) == ids
 
 
 @pytest.mark.parametrize("group_size", [0, 1])
@@ -152,7 +167,7 @@ async def test_rows_may_change_while_an_index_is_built(
         return (await plane.produce("p", write(count, [field], groups=groups), soon())).ids
 
     async def step(number: int) -> str:
-        values = step_of_a_claim("x", f"r{number}", group_size)
+        values = step_of_a_claim(["x"], f"r{number}", group_size)
         raw = await plane.connection.run("claim", plane.keys.summary("p"), values, soon())
         Partition(admin, plane.keys.summary("p")).check()
         return decode(raw, ClaimReply).code
