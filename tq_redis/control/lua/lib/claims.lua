@@ -228,8 +228,8 @@ local function work_again(task, ids)
   return again, aside
 end
 
--- Take back the rows of claims whose lease has run out, about as many as one call may; true if there
--- are more.
+-- Take back the rows of claims whose lease has run out; true if there are more. A row is looked up in
+-- three hashes besides those of its fields, and both dropped and entered again: two cells each.
 local function expire_due(task)
   local most = math.floor(args.cells / (2 * (#args.fields + 3)))
   local due = redis.call('ZRANGEBYSCORE', key('leases', task), '-inf', lease_clock(),
