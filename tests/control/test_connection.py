@@ -14,6 +14,7 @@ import redis
 from tests.conftest import WaitUntil
 from tests.control.build import soon, write
 from tests.control.conftest import IDLE_TTL_S, StartServer
+from tests.control.proxy import CuttingProxy
 from tests.control.state import Admin
 from tq_redis.config import RedisConfig
 from tq_redis.control import connection as connection_module
@@ -82,6 +83,16 @@ async def test_a_server_that_does_not_answer_is_told_within_the_deadline(own: Ad
             await connection.command("ECHO", "b", deadline=Deadline(0.3))
         assert time.monotonic() - start < 1.4
         assert await connection.command("ECHO", "c", deadline=soon()) == b"c"
+
+
+async def test_the_error_tells_what_an_earlier_attempt_failed_for(own: Admin) -> None:
+    """The deadline may cut the last attempt short, which by itself explains nothing."""
+    async with CuttingProxy(url_of(own), b"ECHO") as proxy, connected(proxy.url) as connection:
+        assert await connection.command("ECHO", "a", deadline=soon()) == b"a"
+        proxy.cuts, proxy.slow_s = 1, 30
+        with pytest.raises(ServerUnavailableError, match=r"within 2 s \(ConnectionError: \w+"):
+            await connection.command("ECHO", "b", deadline=Deadline(2))
+        assert proxy.lost == 1
 
 
 @pytest.mark.parametrize("user", ["", ":wrong@", "nobody:secret@"])

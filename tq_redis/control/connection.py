@@ -259,12 +259,15 @@ class RedisConnection:
 
     async def _until(self, deadline: Deadline, attempt: Callable[[], Awaitable[T]]) -> T:
         """``attempt`` until it succeeds, fails for good, or the deadline passes."""
+        failure: BaseException | None = None
 
         async def bounded() -> T:
+            nonlocal failure
             try:
                 async with asyncio.timeout(_ATTEMPT_S):
                     return await attempt()
             except _ERRORS as error:
+                failure = error
                 if may_pass(error) and is_elsewhere(error):
                     self._calls.forget()
                     self.changes += 1
@@ -273,13 +276,17 @@ class RedisConnection:
         cancelled = _cancellations()
         try:
             with our_errors(self.url, deadline):
-                async with asyncio.timeout(deadline.remaining), self._slots:
-                    try:
-                        return await bounded()  # as nearly always; what follows takes 0.1 ms
-                    except _ERRORS as error:
-                        if not may_pass(error):
-                            raise
-                    return await self._again(deadline, bounded)
+                try:
+                    async with asyncio.timeout(deadline.remaining), self._slots:
+                        try:
+                            return await bounded()  # as nearly always; what follows takes 0.1 ms
+                        except _ERRORS as error:
+                            if not may_pass(error):
+                                raise
+                        return await self._again(deadline, bounded)
+                except TimeoutError as error:
+                    # What an attempt failed for says more than that the last one was cut short.
+                    raise failure or error from None
         finally:
             _raise_lost_cancellation(cancelled)
 

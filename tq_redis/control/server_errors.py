@@ -110,9 +110,10 @@ def _ours(error: BaseException, url: str, deadline: Deadline) -> ServerError:
             f"redis+cluster:// or rediss+cluster://."
         )
     if may_pass(error):
+        why = f" ({type(error).__name__}: {error})" if str(error) else ""
         return ServerUnavailableError(
-            f"No answer from Redis at {url} within {deadline.seconds:g} s "
-            f"({type(error).__name__}: {error}). Is the server running and reachable?",
+            f"No answer from Redis at {url} within {deadline.seconds:g} s{why}. "
+            f"Is the server running and reachable?",
             deadline=deadline.seconds,
         )
     if isinstance(error, rex.OutOfMemoryError) or "OOM command not allowed" in str(error):
