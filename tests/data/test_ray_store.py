@@ -38,6 +38,9 @@ from tq_redis.errors import (
     TQError,
 )
 from tq_redis.store import messages
+from tq_redis.store.local_connection import LocalConnection
+from tq_redis.store.server import Address
+from tq_redis.store.zmq_connection import ZmqConnection
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -468,13 +471,43 @@ def column_of(nbytes: int) -> torch.Tensor:
     return torch.arange(nbytes // 8)
 
 
+@pytest.fixture(params=["local", "zeromq"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How small blocks reach the store: on one host, and from another one."""
+    if request.param == "zeromq":
+
+        async def not_here(address: Address) -> None:
+            return None
+
+        monkeypatch.setattr(LocalConnection, "open", not_here)
+    name: str = request.param
+    return name
+
+
+def test_small_blocks_go_by_the_short_way(
+    plane: DataPlane, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = run(plane.put("p", {"x": torch.arange(8)}, soon()))
+    (door,) = doors_of(plane)._open.values()
+    assert isinstance(door, LocalConnection if way == "local" else ZmqConnection)
+    counted = Counted(plane, monkeypatch)
+    assert_same(run(plane.get(all_rows(blocks), soon()))["x"], torch.arange(8))
+    blocks += run(plane.put("p", {"x": torch.arange(9)}, soon()))
+    run(plane.delete(handles(blocks), soon()))
+    assert counted.calls == 0
+    assert list(doors_of(plane)._open.values()) == [door]
+
+
 def test_a_door_that_does_not_answer_is_passed_by(
-    config: Config, plane: DataPlane, monkeypatch: pytest.MonkeyPatch
+    config: Config, plane: DataPlane, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As behind a firewall, or when the store has died and come again."""
     blocks = run(plane.put("p", {"x": torch.arange(8)}, soon()))
     (door,) = doors_of(plane)._open.values()
-    door.address = msgspec.structs.replace(door.address, secret=b"wrong")  # gets no answer
+    if isinstance(door, LocalConnection):
+        door._stream.abort()
+    else:
+        door.address = msgspec.structs.replace(door.address, secret=b"wrong")  # gets no answer
     monkeypatch.setattr(ray_door, "_ANSWER_S", 0.2)
     again = run(plane.put("p", {"x": torch.arange(9)}, soon()))
     assert doors_of(plane)._open == {}
@@ -489,18 +522,26 @@ def test_a_door_that_does_not_answer_is_passed_by(
 
 
 def test_what_is_no_request_does_not_shut_the_door(
-    plane: DataPlane, monkeypatch: pytest.MonkeyPatch
+    plane: DataPlane, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_door, "_ANSWER_S", 5.0)
     run(plane.put("p", {"x": torch.arange(8)}, soon()))
     (door,) = doors_of(plane)._open.values()
-    secret = door.address.secret
 
     async def send(*frames: bytes) -> None:
-        await door._socket.send_multipart([b"request", *frames])
+        if isinstance(door, LocalConnection):
+            assert door._stream.write([b"request", *frames])
+        else:
+            assert isinstance(door, ZmqConnection)
+            await door._socket.send_multipart([b"request", *frames])
 
-    for frames in ([], [b""], [secret], [b"\x00" * 16, messages.encode(messages.Find(["name"]))]):
-        run(send(*frames))
+    secret, find = door.address.secret, messages.encode(messages.Find(["name"]))
+    if way == "zeromq":
+        for frames in ([], [b""], [secret], [b"\x00" * 16, find], [secret, b"\xff"]):
+            run(send(*frames))
+    else:
+        for frames in ([b""], [b"\xff"], [find, b"\xff"]):
+            run(send(*frames))
     for request, buffers in (
         (messages.Hold("p", ["name"], []), []),
         (messages.Hold("p", ["name"], [messages.Parcel(b"", [("|u1", None)])]), []),
@@ -509,7 +550,6 @@ def test_what_is_no_request_does_not_shut_the_door(
     ):
         with contextlib.suppress(ValueError):
             run(door.ask(request, buffers, wait_s=5.0))
-    run(send(secret, b"\xff"))
     counted = Counted(plane, monkeypatch)
     assert len(run(plane.put("p", {"x": torch.arange(8)}, soon()))) == 1
     assert counted.calls == 0

@@ -28,7 +28,7 @@ from tq_redis.data import Column, DataPlane, WrittenBlock
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DataLostError, DeadlineError, InputError, StoreFullError
 from tq_redis.store import messages as m
-from tq_redis.store.connection import StoreConnection
+from tq_redis.store.zmq_connection import ZmqConnection
 
 KB = 1 << 10
 BLOCK = 128 * KB
@@ -332,7 +332,7 @@ async def test_an_answer_that_is_lost_is_asked_for_again(
 @pytest.mark.asyncio
 async def test_pickle_is_refused(units: Units) -> None:
     server = units.servers[units.start()]
-    connection = StoreConnection(server.address)
+    connection = ZmqConnection(server.address)
     request: Any = msgspec.Raw(pickle.dumps(m.Measure()))
     with pytest.raises(ValueError, match="refused"):
         await connection.ask(request, wait_s=10)

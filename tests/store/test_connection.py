@@ -20,8 +20,11 @@ import zmq.asyncio
 from tests.conftest import WaitUntil
 from tq_redis.store import messages as m
 from tq_redis.store.connection import StoreConnection
+from tq_redis.store.frames import framed
+from tq_redis.store.local_connection import LocalConnection
 from tq_redis.store.server import Address, StoreServer
 from tq_redis.store.shelf import Shelf
+from tq_redis.store.zmq_connection import ZmqConnection
 
 HOST = "127.0.0.1"
 CAPACITY = 1 << 20
@@ -29,14 +32,26 @@ CAPACITY = 1 << 20
 
 @pytest.fixture
 def server() -> Iterator[StoreServer]:
-    server = StoreServer(Shelf(CAPACITY), HOST)
+    server = StoreServer(Shelf(CAPACITY), HOST, local=True)
     yield server
     server.stop()
 
 
+async def open_connection(address: Address, kind: str) -> StoreConnection:
+    connection = ZmqConnection(address) if kind == "zeromq" else await LocalConnection.open(address)
+    assert connection is not None
+    return connection
+
+
+@pytest.fixture(params=["zeromq", "local"])
+def kind(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest_asyncio.fixture
-async def connection(server: StoreServer) -> AsyncIterator[StoreConnection]:
-    connection = StoreConnection(server.address)
+async def connection(server: StoreServer, kind: str) -> AsyncIterator[StoreConnection]:
+    connection = await open_connection(server.address, kind)
     yield connection
     connection.close()
 
@@ -71,7 +86,7 @@ async def test_nobody_listens() -> None:
     with socket.socket() as reserved:
         reserved.bind((HOST, 0))
         endpoint = f"tcp://{HOST}:{reserved.getsockname()[1]}"
-        connection = StoreConnection(Address(endpoint, b"secret"))
+        connection = ZmqConnection(Address(endpoint, b"secret"))
         started = time.monotonic()
         for _ in range(2):
             with pytest.raises(ConnectionError, match=endpoint):
@@ -95,9 +110,27 @@ async def test_the_server_ends_while_an_answer_is_waited_for(
 
 
 @pytest.mark.asyncio
-async def test_a_connection_that_broke_is_made_again(
-    server: StoreServer, connection: StoreConnection
-) -> None:
+async def test_a_local_connection_that_broke_stays_so(server: StoreServer) -> None:
+    connection = await open_connection(server.address, "local")
+    assert await measure(connection) == m.Usage(0, 0, CAPACITY)
+    await asyncio.to_thread(server.stop)
+    for _ in range(2):
+        with pytest.raises(ConnectionError, match="broke"):
+            await measure(connection)
+    connection.close()
+    assert await LocalConnection.open(server.address) is None
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("local", [None, "\0tq_redis-nobody"], ids=["none", "of another host"])
+async def test_no_local_socket_here(server: StoreServer, local: str | None) -> None:
+    address = msgspec.structs.replace(server.address, local=local)
+    assert await LocalConnection.open(address) is None
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_broke_is_made_again(server: StoreServer) -> None:
+    connection = ZmqConnection(server.address)
     assert await measure(connection) == m.Usage(0, 0, CAPACITY)
     await asyncio.to_thread(server.stop)
     port = int(server.address.endpoint.rpartition(":")[2])
@@ -111,12 +144,35 @@ async def test_a_connection_that_broke_is_made_again(
             except ConnectionError:
                 await asyncio.sleep(0.05)
     finally:
+        connection.close()
         again.stop()
 
 
 @pytest.mark.asyncio
+async def test_a_wrong_secret_on_the_local_socket(server: StoreServer) -> None:
+    address = msgspec.structs.replace(server.address, secret=b"wrong")
+    connection = await open_connection(address, "local")
+    with pytest.raises(ConnectionError):
+        await measure(connection)
+    connection.close()
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_does_not_answer(server: StoreServer, kind: str) -> None:
+    """As one that is stopped: its sockets are there, and it does nothing."""
+    connection = await open_connection(server.address, kind)
+    await connection.ask(m.Reserve("a", CAPACITY, 0.0, 60.0), wait_s=10)
+    started = time.monotonic()
+    with pytest.raises(TimeoutError):
+        await connection.ask(m.Reserve("b", 1, 60.0, 60.0), wait_s=0.3)
+    assert 0.3 <= time.monotonic() - started < 5
+    assert await measure(connection) == m.Usage(0, CAPACITY, CAPACITY)
+    connection.close()
+
+
+@pytest.mark.asyncio
 async def test_no_answer_in_time(server: StoreServer) -> None:
-    connection = StoreConnection(msgspec.structs.replace(server.address, secret=b"wrong"))
+    connection = ZmqConnection(msgspec.structs.replace(server.address, secret=b"wrong"))
     started = time.monotonic()
     with pytest.raises(TimeoutError):
         await measure(connection, 0.3)
@@ -127,8 +183,8 @@ async def test_no_answer_in_time(server: StoreServer) -> None:
 
 
 @pytest.mark.asyncio
-async def test_calls_that_wait_when_it_is_closed(server: StoreServer) -> None:
-    connection = StoreConnection(server.address)
+async def test_calls_that_wait_when_it_is_closed(server: StoreServer, kind: str) -> None:
+    connection = await open_connection(server.address, kind)
     await connection.ask(m.Reserve("a", CAPACITY, 0.0, 60.0), wait_s=10)
     waiting = asyncio.create_task(connection.ask(m.Reserve("b", 1, 60.0, 60.0), wait_s=60))
     await measure(connection)
@@ -145,7 +201,7 @@ async def test_who_answers_otherwise_is_no_store(answer: list[bytes]) -> None:
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as stranger:
         stranger.linger = 0
         port = stranger.bind_to_random_port(f"tcp://{HOST}")
-        connection = StoreConnection(Address(f"tcp://{HOST}:{port}", b"secret"))
+        connection = ZmqConnection(Address(f"tcp://{HOST}:{port}", b"secret"))
         asking = asyncio.create_task(measure(connection))
         client, number, *_ = await stranger.recv_multipart()
         await stranger.send_multipart([client, number, *answer])
@@ -159,11 +215,39 @@ async def test_who_answers_otherwise_is_no_store(answer: list[bytes]) -> None:
         connection.close()
 
 
-def test_closed_connections_leave_no_file_open(server: StoreServer, wait_until: WaitUntil) -> None:
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "answer", [[], [b"\xc1"], [b"\x80"]], ids=["none", "no message", "no kind"]
+)
+async def test_who_answers_otherwise_on_a_local_socket_is_no_store(answer: list[bytes]) -> None:
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("\0tq_redis-stranger")
+        listening.listen()
+        address = Address("tcp://nowhere:1", b"secret", local="\0tq_redis-stranger")
+        connection = await open_connection(address, "local")
+        with listening.accept()[0] as stranger:
+            asking = asyncio.create_task(measure(connection))
+            await asyncio.sleep(0)
+            number = (0).to_bytes(8, "big")
+            stranger.sendall(b"".join(framed([b"unknown", m.encode(m.Done())])))
+            stranger.sendall(b"".join(framed([number, *answer])))
+            with pytest.raises(ValueError, match="no store"):
+                await asking
+            asking = asyncio.create_task(measure(connection))
+            await asyncio.sleep(0)
+            stranger.sendall(b"\xff" * 100)  # a frame for which there is no memory
+            with pytest.raises(ConnectionError):
+                await asking
+        connection.close()
+
+
+def test_closed_connections_leave_no_file_open(
+    server: StoreServer, kind: str, wait_until: WaitUntil
+) -> None:
     process = psutil.Process()
 
     async def use() -> None:
-        connections = [StoreConnection(server.address) for _ in range(10)]
+        connections = [await open_connection(server.address, kind) for _ in range(10)]
         await asyncio.gather(*map(measure, connections))
         for connection in connections:
             connection.close()
@@ -178,15 +262,19 @@ def test_closed_connections_leave_no_file_open(server: StoreServer, wait_until: 
 PROGRAM = """
 import asyncio, gc, os, sys
 from tq_redis.store import messages as m
-from tq_redis.store.connection import StoreConnection
+from tq_redis.store.local_connection import LocalConnection
 from tq_redis.store.server import StoreServer
 from tq_redis.store.shelf import Shelf
+from tq_redis.store.zmq_connection import ZmqConnection
 
-server = StoreServer(Shelf(1000), "127.0.0.1")
+server = StoreServer(Shelf(1000), "127.0.0.1", local=True)
 kept = []
 
 async def use():
-    connection = StoreConnection(server.address)
+    if "local" in sys.argv:
+        connection = await LocalConnection.open(server.address)
+    else:
+        connection = ZmqConnection(server.address)
     if "keep" in sys.argv:
         kept.append(connection)
     big = bytes(1 << 20)
@@ -206,9 +294,9 @@ if "fork" in sys.argv:
 
 
 @pytest.mark.parametrize("how", ["drop", "keep", "keep fork"])
-def test_a_process_that_closes_nothing_ends(how: str) -> None:
+def test_a_process_that_closes_nothing_ends(how: str, kind: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *how.split()],
+        [sys.executable, "-c", PROGRAM, kind, *how.split()],
         capture_output=True,
         text=True,
         timeout=60,

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tq_redis.store import messages as m
+from tq_redis.store.server import buffers_of
 
 SIZES = st.sampled_from([0, 1, 7, (16 << 10) - 1, 16 << 10, 64 << 10])
 DTYPES = st.sampled_from([np.dtype("<i8"), np.dtype("<f4"), np.dtype("u1"), np.dtype("?")])
@@ -19,7 +20,7 @@ DTYPES = st.sampled_from([np.dtype("<i8"), np.dtype("<f4"), np.dtype("u1"), np.d
 def sent(parcels: list[m.Parcel], frames: list[Any]) -> list[Any]:
     request = m.decode_request(m.encode(m.Hold("p", ["a"], parcels)))
     assert isinstance(request, m.Hold)
-    return m.unpack(request.parcels, [zmq.Frame(memoryview(frame)) for frame in frames])
+    return m.unpack(request.parcels, buffers_of([zmq.Frame(memoryview(frame)) for frame in frames]))
 
 
 @given(st.lists(st.lists(st.tuples(SIZES, DTYPES), max_size=4), max_size=4))

@@ -16,7 +16,7 @@ import pytest
 import zmq
 
 from tests.conftest import WaitUntil
-from tests.store.caller import Caller, calling
+from tests.store.caller import Caller, calling, calling_locally
 from tq_redis.errors import ConfigError
 from tq_redis.store import messages as m
 from tq_redis.store.server import StoreServer
@@ -33,14 +33,15 @@ def shelf() -> Shelf:
 
 @pytest.fixture
 def server(shelf: Shelf) -> Iterator[StoreServer]:
-    server = StoreServer(shelf, HOST)
+    server = StoreServer(shelf, HOST, local=True)
     yield server
     server.stop()
 
 
-@pytest.fixture
-def caller(server: StoreServer) -> Iterator[Caller]:
-    with calling(server.address) as caller:
+@pytest.fixture(params=[calling, calling_locally], ids=["zeromq", "local"])
+def caller(server: StoreServer, request: pytest.FixtureRequest) -> Iterator[Caller]:
+    """What a server does, it does for clients of both kinds."""
+    with request.param(server.address) as caller:
         yield caller
 
 
@@ -242,12 +243,10 @@ MALFORMED: dict[str, tuple[object, list[bytes]]] = {
 
 
 @pytest.mark.parametrize("case", MALFORMED)
-def test_what_is_no_request_gets_an_error(
-    server: StoreServer, caller: Caller, shelf: Shelf, case: str
-) -> None:
+def test_what_is_no_request_gets_an_error(caller: Caller, shelf: Shelf, case: str) -> None:
     request, buffers = MALFORMED[case]
     header = request if isinstance(request, bytes) else msgspec.msgpack.encode(request)
-    caller.send_frames(b"bad", server.address.secret, header, *buffers)
+    caller.send_request(b"bad", header, *buffers)
     number, reply, _ = caller.answer()
     assert number == b"bad"
     assert isinstance(reply, m.Refused)
@@ -260,15 +259,16 @@ def test_more_than_there_can_be_is_full(caller: Caller, shelf: Shelf) -> None:
     assert shelf.used == 0
 
 
-def test_who_does_not_know_the_secret_gets_no_answer(server: StoreServer, caller: Caller) -> None:
+def test_who_does_not_know_the_secret_gets_no_answer(server: StoreServer) -> None:
     request = m.encode(m.Drop())
-    assert caller.ask(*hold("a", 5)) == m.Done()
-    before = server.last_call
-    for frames in ([], [b""], [b"1", b""], [b"1", b"", request], [b"1", bytes(16), request]):
-        caller.send_frames(*(frames or [b""]))
-    assert caller.silent(0.3)
-    assert server.last_call == before
-    assert caller.ask(m.Measure()) == m.Usage(1, 5, CAPACITY)
+    with calling(server.address) as caller:
+        assert caller.ask(*hold("a", 5)) == m.Done()
+        before = server.last_call
+        for frames in ([], [b""], [b"1", b""], [b"1", b"", request], [b"1", bytes(16), request]):
+            caller.send_frames(*(frames or [b""]))
+        assert caller.silent(0.3)
+        assert server.last_call == before
+        assert caller.ask(m.Measure()) == m.Usage(1, 5, CAPACITY)
 
 
 def test_what_is_no_zeromq_does_no_harm(server: StoreServer, caller: Caller) -> None:
@@ -370,12 +370,15 @@ def test_a_stopped_server_leaves_nothing_behind(wait_until: WaitUntil) -> None:
 
     def start_and_stop(port: int = 0) -> int:
         shelf = Shelf(CAPACITY)
-        server = StoreServer(shelf, HOST, port, curve=port == 0)
-        with calling(server.address) as caller:
+        server = StoreServer(shelf, HOST, port, curve=port == 0, local=True)
+        with calling(server.address) as caller, calling_locally(server.address) as local:
             assert caller.ask(*hold("a", 5)) == m.Done()
             caller.send(reserve("b", CAPACITY, 30.0))
-        server.stop()
-        server.stop()
+            assert isinstance(local.ask(m.Find(["a"])), m.Found)
+            local.send(reserve("b", CAPACITY, 30.0))
+            server.stop()
+            server.stop()
+            assert local.is_hung_up()
         assert shelf.on_room == []
         shelf.drop(["a"])
         return int(server.address.endpoint.rpartition(":")[2])

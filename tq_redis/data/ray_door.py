@@ -14,7 +14,9 @@ from tq_redis.data.base import Content, EncodedBlock
 from tq_redis.data.ray_stores import StoreGoneError, Stores
 from tq_redis.deadline import Deadline
 from tq_redis.store import messages as m
-from tq_redis.store.connection import StoreConnection
+from tq_redis.store.connection import Answer, StoreConnection
+from tq_redis.store.local_connection import LocalConnection
+from tq_redis.store.zmq_connection import ZmqConnection
 
 _ANSWER_S = 1.0
 """A store answers in a fraction of a millisecond; after this long, its actor is asked instead."""
@@ -113,7 +115,7 @@ class Doors:
         *,
         create: bool = False,
         answer_s: float | None = None,
-    ) -> tuple[m.Reply, list[Any]] | None:
+    ) -> Answer | None:
         if node in self._shut and not self._shut[node].passed:
             return None
         door = self._open.get(node)
@@ -124,9 +126,10 @@ class Doors:
                 )
             except StoreGoneError:
                 return None
-            if node not in self._open:  # another call may have been faster
-                self._open[node] = StoreConnection(address)
-            door = self._open[node]
+            opened = await LocalConnection.open(address) or ZmqConnection(address)
+            door = self._open.setdefault(node, opened)
+            if door is not opened:  # another call was faster
+                opened.close()
         try:
             if answer_s is None:
                 answer_s = min(_ANSWER_S, deadline.remaining / 2)

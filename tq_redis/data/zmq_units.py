@@ -17,8 +17,9 @@ from tq_redis.data.calls import together
 from tq_redis.deadline import Deadline
 from tq_redis.errors import DeadlineError, ServerError
 from tq_redis.store import messages as m
-from tq_redis.store.connection import StoreConnection
+from tq_redis.store.connection import Answer, StoreConnection
 from tq_redis.store.units import Directory, Unit
+from tq_redis.store.zmq_connection import ZmqConnection
 
 ANSWER_S = 2.0
 """A unit answers in a fraction of a millisecond, if it need not wait and the answer is small."""
@@ -32,8 +33,6 @@ _LOOK_S = 0.25
 _REFUSED_S = 1.0
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
-
-Answer = tuple[m.Reply, list[Any]]
 
 
 class UnitGoneError(Exception):
@@ -144,7 +143,7 @@ class Units:
             if unit not in self._listed and unit not in await self.listed(deadline, anew=True):
                 raise UnitGoneError
             if unit not in self._connections:  # another call may have been faster
-                self._connections[unit] = StoreConnection(self._listed[unit].address)
+                self._connections[unit] = ZmqConnection(self._listed[unit].address)
         return self._connections[unit]
 
     async def _is_gone(self, unit: str, connection: StoreConnection, deadline: Deadline) -> bool:

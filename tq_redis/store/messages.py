@@ -20,8 +20,6 @@ LONGEST_S = 24 * 3600.0
 
 # Up to here a frame takes twice as long as a copy into the message and out of it (docs/log.md).
 _OWN_FRAME = 16 << 10
-# Bytes of a message that libzmq keeps in memory of its own for certain.
-_OWN_MEMORY = 64 << 10
 
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 Dtype = Annotated[str, msgspec.Meta(pattern=r"^[<>|][biufc]\d{1,2}$")]
@@ -207,7 +205,7 @@ def pack(contents: Iterable[Content]) -> tuple[list[Parcel], list[Any]]:
 
 
 def unpack(parcels: Iterable[Parcel | None], frames: Sequence[Any]) -> list[Content | None]:
-    """Inverse of :func:`pack`, on the frames that pyzmq received without copying.
+    """Inverse of :func:`pack`; blocks are made of the frames, without a copy.
 
     Raises:
         ValueError: there are not as many frames as the parcels say, or buffers have another size.
@@ -232,5 +230,4 @@ def _next(frames: Iterator[Any]) -> Any:
     frame = next(frames, None)
     if frame is None:
         raise ValueError("Fewer buffers came than the message names")
-    # libzmq cuts small messages out of one buffer, unaligned, and none frees it before all do.
-    return frame.buffer if len(frame) >= _OWN_MEMORY else frame.bytes
+    return frame

@@ -64,7 +64,9 @@ class Store:
     def __init__(self, config: str, idle_ttl_s: float, curve: bool) -> None:
         self._config = config
         self._shelf = Shelf(int(_FILL * _object_store_bytes()))
-        self._server = StoreServer(self._shelf, ray.util.get_node_ip_address(), curve=curve)
+        self._server = StoreServer(
+            self._shelf, ray.util.get_node_ip_address(), curve=curve, local=True
+        )
         self._adopting = threading.Lock()
         self._last_call = time.monotonic()
         threading.Thread(target=self._end_when_idle, args=(idle_ttl_s,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""The ZeroMQ server of a store: one thread that answers for a shelf.
+"""The server of a store: one thread that answers for a shelf, over ZeroMQ and on a Unix socket.
 
 A thread, and not a task of an event loop: what else its process does, adopt blocks for example,
 does not hold up small ones.
@@ -6,9 +6,10 @@ does not hold up small ones.
 
 from __future__ import annotations
 
-import math
 import secrets
+import selectors
 import socket
+import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ import zmq
 
 from tq_redis.errors import ConfigError
 from tq_redis.store import messages as m
+from tq_redis.store.local_door import Answer, LocalDoor
 from tq_redis.store.parsers import BlockParser, Made, Work, Works
 from tq_redis.store.rooms import Rooms
 from tq_redis.store.shelf import Block, Shelf
@@ -37,12 +39,19 @@ class Address(msgspec.Struct, frozen=True):
         endpoint: ``tcp://host:port``.
         secret: who does not send it gets no answer.
         server_key: the server's public key (Z85) where traffic is encrypted (CurveZMQ).
+        local: the Unix socket that clients on the same host may use, where there is one. It is not
+            encrypted: what passes does not leave the kernel.
     """
 
     endpoint: str
     secret: bytes
     server_key: str | None = None
+    local: str | None = None
 
+
+_LINUX = sys.platform == "linux"
+# Bytes of a message that libzmq keeps in memory of its own for certain.
+_OWN_MEMORY = 64 << 10
 
 _AtOnce = m.Hold | m.Find | m.Drop | m.Confirm | m.ListUnconfirmed | m.Measure
 
@@ -56,6 +65,7 @@ class StoreServer:
         port: 0: one that is free.
         advertise: the name of this host for clients, where it is another one.
         curve: encrypt, with a key made for this server.
+        local: listen on a Unix socket too, where the system has such as need no file (Linux).
         parsers: by the names that clients may ask for.
 
     Attributes:
@@ -74,6 +84,7 @@ class StoreServer:
         *,
         advertise: str | None = None,
         curve: bool = False,
+        local: bool = False,
         parsers: Mapping[str, BlockParser] | None = None,
     ) -> None:
         if port not in range(1 << 16):  # libzmq would take it modulo 65536
@@ -93,10 +104,15 @@ class StoreServer:
         server_key = self._encrypt() if curve else None
         port = self._bind(host, port)
         endpoint = f"tcp://{_bracketed(advertise or host)}:{port}"
-        self.address = Address(endpoint, secrets.token_bytes(16), server_key)
+        secret = secrets.token_bytes(16)
+        self._selector = selectors.DefaultSelector()
+        self._door = LocalDoor(secret, self._selector, self._handle) if local and _LINUX else None
+        self.address = Address(endpoint, secret, server_key, self._door and self._door.name)
         self._rooms = Rooms(shelf)
         self._wake_reader, self._wake_writer = socket.socketpair()
         self._wake_writer.setblocking(False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, self._woken)
+        self._selector.register(self._socket.getsockopt(zmq.FD), selectors.EVENT_READ, _look_again)
         self._stopped = False
         self._works = Works(parsers or {}, self._wake)
         shelf.on_room.append(self._wake)
@@ -113,6 +129,7 @@ class StoreServer:
         self._thread.join()
         self._works.stop()
         self._context.term()
+        self._selector.close()
         self._wake_reader.close()
         self._wake_writer.close()
 
@@ -146,34 +163,42 @@ class StoreServer:
     # All that follows runs in the thread.
 
     def _run(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._wake_reader, zmq.POLLIN)
         try:
             while not self._stopped:
-                ready = dict(poller.poll(self._patience_ms()))
-                if self._wake_reader.fileno() in ready:
-                    self._wake_reader.recv(4096)
-                if self._socket in ready:
+                # The descriptor of a ZeroMQ socket tells only once of what came (zmq_getsockopt).
+                patience_s = 0.0 if self._asked() else self._patience_s()
+                for key, events in self._selector.select(patience_s):
+                    key.data(events)
+                if self._asked():
                     self._answer(self._socket.recv_multipart(copy=False))
                 self._take_results()
                 self._rooms.serve()
         finally:
+            if self._door is not None:
+                self._door.close()
             self._socket.close()
 
-    def _patience_ms(self) -> int | None:
+    def _asked(self) -> bool:
+        return bool(self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+
+    def _woken(self, events: int) -> None:
+        self._wake_reader.recv(4096)
+
+    def _patience_s(self) -> float | None:
         """Until room that is kept, a wait for room, or the time of a parser runs out."""
         ends = self._rooms.ends() + self._works.deadlines()
-        return max(0, math.ceil(1000 * (min(ends) - time.monotonic()))) if ends else None
+        return max(0.0, min(ends) - time.monotonic()) if ends else None
 
     def _answer(self, frames: list[Any]) -> None:
         if len(frames) < 4 or frames[2].bytes != self.address.secret:
             return
-        self.last_call = time.monotonic()
         client, number, _, header, *buffers = frames
-        answer = partial(self._send, client, number)
+        self._handle(header.buffer, buffers_of(buffers), partial(self._send, client, number))
+
+    def _handle(self, header: Any, buffers: Sequence[Any], answer: Answer) -> None:
+        self.last_call = time.monotonic()
         try:
-            request = m.decode_request(header.buffer)
+            request = m.decode_request(header)
             if isinstance(request, m.Parse):
                 (content,) = m.unpack([request.parcel], buffers)
                 assert content is not None
@@ -187,7 +212,7 @@ class StoreServer:
             reply, parts = m.Refused(str(error)), []
         answer(reply, parts)
 
-    def _do(self, request: _AtOnce, buffers: list[Any]) -> tuple[m.Reply, list[Any]]:
+    def _do(self, request: _AtOnce, buffers: Sequence[Any]) -> tuple[m.Reply, list[Any]]:
         shelf = self._shelf
         match request:
             case m.Hold():
@@ -211,7 +236,7 @@ class StoreServer:
                 return m.Usage(len(shelf), shelf.used, shelf.capacity), []
         return m.Done(), []
 
-    def _hold(self, request: m.Hold, buffers: list[Any]) -> m.Reply:
+    def _hold(self, request: m.Hold, buffers: Sequence[Any]) -> m.Reply:
         contents = m.unpack(request.parcels, buffers)
         blocks = [
             (name, Block(request.partition, sum(b.nbytes for b in content[1]), content))
@@ -254,6 +279,16 @@ class StoreServer:
 
     def _send(self, client: Any, number: Any, reply: m.Reply, parts: Sequence[Any] = ()) -> None:
         self._socket.send_multipart([client, number, m.encode(reply), *parts], copy=False)
+
+
+def buffers_of(frames: Sequence[Any]) -> list[Any]:
+    """What ZeroMQ received without copying, each with memory of its own: libzmq cuts small messages
+    out of one buffer, unaligned, and frees none of it before all are dropped."""
+    return [frame.buffer if len(frame) >= _OWN_MEMORY else frame.bytes for frame in frames]
+
+
+def _look_again(events: int) -> None:
+    """The thread asks the ZeroMQ socket itself."""
 
 
 def _nbytes(made: Made) -> int:
