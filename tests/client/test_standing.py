@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_who_waits_for_what(client: tq.Client, wait_until: WaitUntil) -> None:
         assert [(each.count, each.fields) for each in log.waiters] == [(7, [])]
         client.put({"x": torch.zeros(2), "y": torch.zeros(2)}, partition_id="p")
         assert [call.result(timeout=10).size for call in calls] == [3, 8]
-    wait_until(lambda: not waiters(client, "critic") and not waiters(client, "log"))
+    assert (waiters(client, "critic"), waiters(client, "log")) == ([], [])
 
 
 def waiters(client: tq.Client, name: str) -> list[tq.Waiter]:
@@ -59,6 +60,40 @@ def test_who_gave_up_does_not_wait(client: tq.Client, wait_until: WaitUntil) -> 
     assert client.get_meta(["x"], 2, "p", task_name="critic", timeout=0).size == 0
     wait_until(lambda: waiters(client, "critic") == [])
     assert client.get_standing("p").tasks["critic"].ready == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("sampler", "count"),
+    [
+        (None, 4),
+        (All(), 1500),
+        (tq.RankAwareSampler(), 4),
+        (tq.RankAwareSampler(), 1500),
+        (tq.SeqlenBalancedSampler(dp_size=2, n_samples_per_prompt=1), 2),
+    ],
+    ids=["sequential", "own", "rank", "rank, in pieces", "balanced"],
+)
+def test_who_got_samples_at_once_does_not_wait(
+    client: tq.Client, sampler: tq.Sampler | None, count: int
+) -> None:
+    client.put({"x": torch.zeros(1500)}, partition_id="p", tags=[{"total_lengths": 1}] * 1500)
+    options: dict[str, Any] = {"sampler": sampler} if sampler is not None else {}
+    if not isinstance(sampler, All | None):
+        options["sampling_config"] = {"dp_rank": 0, "batch_index": 0}
+    for _ in range(2):  # a draw is got again
+        meta = client.get_meta(["x"], count, "p", task_name="critic", timeout=30, **options)
+        assert meta.size == count
+        assert waiters(client, "critic") == []
+        if isinstance(sampler, All):
+            break
+
+
+def test_who_gets_nothing_any_more_does_not_wait(client: tq.Client, wait_until: WaitUntil) -> None:
+    client.put({"x": torch.zeros(2)}, partition_id="p")
+    client.end_partition("p")
+    with pytest.raises(tq.CannotFillError):
+        client.get_meta(["x"], 3, "p", task_name="critic", timeout=30)
+    wait_until(lambda: waiters(client, "critic") == [])
 
 
 def test_an_unknown_partition(client: tq.Client) -> None:

@@ -58,14 +58,16 @@ class Fetch:
             DeadlineError, EndOfStreamError, CannotFillError
         """
         waiter = None if wait.seconds == 0 else uuid.uuid4().hex
-        found = await self._attempt(wait, waiter)
-        if isinstance(found, NotEnough):
-            if waiter is None:
-                return BatchMeta.empty()
-            try:
+        try:
+            found = await self._attempt(wait, waiter)
+            if isinstance(found, NotEnough):
+                if waiter is None:
+                    return BatchMeta.empty()
                 found = await self._wait_for(wait, waiter, found)
-            finally:
+        except BaseException:
+            if waiter is not None:  # else the claim has done it
                 self.core.control.forget_waiter(self.partition, waiter)
+            raise
         if_lost(partial(self.core.control.take_back, self.partition, self.wanted, found))
         return BatchMeta(
             found.ids,

@@ -196,8 +196,8 @@ class Namespace:
         Raises:
             DeadlineError: it did not in time.
         """
-        if deadline.passed:
-            raise refusals.frozen(partition, deadline)
         after, milliseconds = frozen
         until = Deadline(min(deadline.remaining, milliseconds / 1000))
         await self.connection.wait_for_event(self.keys.thaws(partition), after, until)
+        if deadline.passed:
+            raise refusals.frozen(partition, deadline)

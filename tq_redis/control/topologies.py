@@ -78,6 +78,10 @@ def open_topology(address: Address, *, timeout_s: float | None = None) -> Topolo
     return _Single(address)
 
 
+# A call is bounded as a whole; redis-py's own 5 s would make a task of every command that is sent.
+_NO_TIMEOUT: dict[str, Any] = {"socket_timeout": None}
+
+
 def _common(address: Address) -> dict[str, Any]:
     """For a client that neither retries nor limits anything by itself."""
     return {
@@ -178,7 +182,7 @@ class _Pooled:
 
 class _Single(_Pooled):
     def __init__(self, address: Address) -> None:
-        options = _common(address)
+        options = _NO_TIMEOUT | _common(address)
         make = cast(Callable[..., Any], aioredis.ConnectionPool)
         super().__init__(cast(Any, aioredis.Redis).from_pool(make(**options)))
         self._shown = address.shown
@@ -191,7 +195,7 @@ class _Sentinel(_Pooled):
     """The master of a service, as Sentinels name it whenever a connection is made."""
 
     def __init__(self, address: Address) -> None:
-        options = _common(address)
+        options = _NO_TIMEOUT | _common(address)
         options.pop("connection_class", None)
         for name in ("host", "port"):
             options.pop(name, None)
@@ -223,13 +227,11 @@ class _Cluster:
     """A cluster; redis-py keeps its map of slots, and follows MOVED, ASK and TRYAGAIN."""
 
     def __init__(self, address: Address, timeout_s: float | None) -> None:
-        options = _common(address)
+        options = {"socket_timeout": timeout_s, **_common(address)}
         for name in ("host", "port", "db", "connection_class"):
             options.pop(name, None)
         nodes = [ClusterNode(host, port) for host, port in address.hosts]
-        self._client: Any = cast(Any, RedisCluster)(
-            startup_nodes=nodes, ssl=address.tls, socket_timeout=timeout_s, **options
-        )
+        self._client: Any = cast(Any, RedisCluster)(startup_nodes=nodes, ssl=address.tls, **options)
         self._stale = False
         self._silent: str | None = None
 

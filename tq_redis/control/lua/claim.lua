@@ -43,6 +43,7 @@ local function answer(number, ids)
   for i = 1, #ids do
     numbers[i] = tonumber(ids[i])
   end
+  forget_waiter()
   touch()
   return finish({ code = 'ok', claim = tonumber(number), ids = numbers, tags = tags_of(ids),
     schema = lookup('HMGET', key('schema'), args.fields), aside = set_aside })
@@ -160,6 +161,7 @@ if making then
   taken_event('claim', task, #ids)
   if making.last then
     publish_draws(task, args.whole, begun)
+    forget_waiter()
   else
     set_leases(task, numbers_of(begun), making.hold)
     redis.call('HSET', key('making', task), args.whole, cjson.encode(begun))

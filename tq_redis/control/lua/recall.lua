@@ -38,6 +38,7 @@ local refusal = unfit(ids)
 if refusal then
   return refusal
 end
+forget_waiter()
 local claim, numbers = claim_of(task, number), {}
 for i = 1, #ids do
   numbers[i] = tonumber(ids[i])

@@ -344,3 +344,10 @@ local function note_waiter()
     touch()
   end
 end
+
+-- It has what it waited for.
+local function forget_waiter()
+  if args.waiter then
+    redis.call('HDEL', key('waiters'), args.waiter[1])
+  end
+end
