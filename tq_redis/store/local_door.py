@@ -1,6 +1,6 @@
 """How clients on a store's own host reach it: a Unix socket, without the threads of ZeroMQ between.
 
-A small request and its answer take 0.2 ms so after a pause, and 0.9 through ZeroMQ (docs/log.md).
+A small request and its answer take half the time of a message through ZeroMQ (docs/log.md).
 """
 
 from __future__ import annotations

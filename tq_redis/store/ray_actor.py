@@ -4,7 +4,7 @@ An object in Ray's store dies with the process that put it. The store holds a ze
 every block that producers on its node put: the view keeps the memory, also after the producer's
 death. It then puts the block again, as its own, for readers that ask (``adopt``).
 
-Small blocks come and go whole instead, by the ZeroMQ server that every store has
+Small blocks come and go whole instead, by the server that every store has
 (:mod:`tq_redis.store.server`), or inside the actor's calls where that cannot be reached.
 
 The views pin their blocks, so Ray cannot spill them; the store therefore counts bytes and makes
