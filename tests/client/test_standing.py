@@ -10,6 +10,7 @@ import torch
 
 import tq_redis as tq
 from tests.conftest import WaitUntil
+from tq_redis.samplers import Sampler
 
 
 def test_who_waits_for_what(client: tq.Client, wait_until: WaitUntil) -> None:
@@ -74,7 +75,7 @@ def test_who_gave_up_does_not_wait(client: tq.Client, wait_until: WaitUntil) -> 
     ids=["sequential", "own", "rank", "rank, in pieces", "balanced"],
 )
 def test_who_got_samples_at_once_does_not_wait(
-    client: tq.Client, sampler: tq.Sampler | None, count: int
+    client: tq.Client, sampler: Sampler | None, count: int
 ) -> None:
     client.put({"x": torch.zeros(1500)}, partition_id="p", tags=[{"total_lengths": 1}] * 1500)
     options: dict[str, Any] = {"sampler": sampler} if sampler is not None else {}
