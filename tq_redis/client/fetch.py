@@ -64,8 +64,8 @@ class Fetch:
                 if waiter is None:
                     return BatchMeta.empty()
                 found = await self._wait_for(wait, waiter, found)
-        except BaseException:
-            if waiter is not None:  # else the claim has done it
+        except BaseException:  # a claim that succeeds takes its caller off the list
+            if waiter is not None:
                 self.core.control.forget_waiter(self.partition, waiter)
             raise
         if_lost(partial(self.core.control.take_back, self.partition, self.wanted, found))

@@ -26,13 +26,13 @@ _BACKLOG = 4096
 _BUFFERS = 1024
 
 
-class Answer(Protocol):
+class Respond(Protocol):
     """Where the answer to a request goes."""
 
     def __call__(self, reply: m.Reply, parts: Sequence[Any] = (), /) -> None: ...
 
 
-Handle = Callable[[Any, Sequence[Any], Answer], None]
+Handle = Callable[[Any, Sequence[Any], Respond], None]
 """What answers a request: its header, its buffers, and where the answer goes."""
 
 

@@ -22,7 +22,7 @@ import zmq
 
 from tq_redis.errors import ConfigError
 from tq_redis.store import messages as m
-from tq_redis.store.local_door import Answer, LocalDoor
+from tq_redis.store.local_door import LocalDoor, Respond
 from tq_redis.store.parsers import BlockParser, Made, Work, Works
 from tq_redis.store.rooms import Rooms
 from tq_redis.store.shelf import Block, Shelf
@@ -195,7 +195,7 @@ class StoreServer:
         client, number, _, header, *buffers = frames
         self._handle(header.buffer, buffers_of(buffers), partial(self._send, client, number))
 
-    def _handle(self, header: Any, buffers: Sequence[Any], answer: Answer) -> None:
+    def _handle(self, header: Any, buffers: Sequence[Any], answer: Respond) -> None:
         self.last_call = time.monotonic()
         try:
             request = m.decode_request(header)
