@@ -42,7 +42,7 @@ async def test_everything_on_the_master_of_a_service(
     assert watched.primary.admin.exists(plane.keys.next_sample)
     with pytest.raises(ServerUnavailableError, match=r"No master found for 'other'"):
         unknown = open_plane(watched.url.replace("/queue", "/other"))
-        await unknown.connection.command("GET", "a", deadline=Deadline(3))
+        await unknown.connection.command("GET", "a", deadline=Deadline(0.5))
 
 
 def fail(watched: Watched) -> None:

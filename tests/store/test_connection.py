@@ -20,7 +20,7 @@ import zmq.asyncio
 from tests.conftest import WaitUntil
 from tq_redis.store import messages as m
 from tq_redis.store.connection import StoreConnection
-from tq_redis.store.frames import framed
+from tq_redis.store.frames import FrameReader, framed
 from tq_redis.store.local_connection import LocalConnection
 from tq_redis.store.server import Address, StoreServer
 from tq_redis.store.shelf import Shelf
@@ -158,16 +158,15 @@ async def test_a_wrong_secret_on_the_local_socket(server: StoreServer) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_server_that_does_not_answer(server: StoreServer, kind: str) -> None:
-    """As one that is stopped: its sockets are there, and it does nothing."""
-    connection = await open_connection(server.address, kind)
+async def test_an_answer_that_takes_too_long(connection: StoreConnection) -> None:
+    """It is not taken for that of the next request."""
     await connection.ask(m.Reserve("a", CAPACITY, 0.0, 60.0), wait_s=10)
     started = time.monotonic()
     with pytest.raises(TimeoutError):
         await connection.ask(m.Reserve("b", 1, 60.0, 60.0), wait_s=0.3)
     assert 0.3 <= time.monotonic() - started < 5
-    assert await measure(connection) == m.Usage(0, CAPACITY, CAPACITY)
-    connection.close()
+    assert await connection.ask(m.Drop(["a"]), wait_s=10) == (m.Done(), [])  # and answers that
+    assert await measure(connection) == m.Usage(0, 1, CAPACITY)
 
 
 @pytest.mark.asyncio
@@ -215,6 +214,16 @@ async def test_who_answers_otherwise_is_no_store(answer: list[bytes]) -> None:
         connection.close()
 
 
+async def next_message(peer: socket.socket, reader: FrameReader) -> list[bytes | bytearray]:
+    while True:
+        for message in reader.received(0):
+            return message
+        count = await asyncio.to_thread(peer.recv_into, reader.buffer())
+        assert count, "hung up"
+        for message in reader.received(count):
+            return message
+
+
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
     "answer", [[], [b"\xc1"], [b"\x80"]], ids=["none", "no message", "no kind"]
@@ -226,15 +235,16 @@ async def test_who_answers_otherwise_on_a_local_socket_is_no_store(answer: list[
         address = Address("tcp://nowhere:1", b"secret", local="\0tq_redis-stranger")
         connection = await open_connection(address, "local")
         with listening.accept()[0] as stranger:
+            reader = FrameReader()
             asking = asyncio.create_task(measure(connection))
-            await asyncio.sleep(0)
-            number = (0).to_bytes(8, "big")
+            assert await next_message(stranger, reader) == [b"secret"]
+            number, _ = await next_message(stranger, reader)
             stranger.sendall(b"".join(framed([b"unknown", m.encode(m.Done())])))
             stranger.sendall(b"".join(framed([number, *answer])))
             with pytest.raises(ValueError, match="no store"):
                 await asking
             asking = asyncio.create_task(measure(connection))
-            await asyncio.sleep(0)
+            await next_message(stranger, reader)
             stranger.sendall(b"\xff" * 100)  # a frame for which there is no memory
             with pytest.raises(ConnectionError):
                 await asking

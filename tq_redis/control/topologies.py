@@ -78,14 +78,12 @@ def open_topology(address: Address, *, timeout_s: float | None = None) -> Topolo
     return _Single(address)
 
 
-# A call is bounded as a whole; redis-py's own 5 s would make a task of every command that is sent.
-_NO_TIMEOUT: dict[str, Any] = {"socket_timeout": None}
-
-
-def _common(address: Address) -> dict[str, Any]:
+def _common(address: Address, timeout_s: float | None = None) -> dict[str, Any]:
     """For a client that neither retries nor limits anything by itself."""
     return {
         "client_name": "tq_redis",
+        # Else it is 5 s, and makes a task of every command; a call is bounded as a whole.
+        "socket_timeout": timeout_s,
         **address.options,
         "retry": Retry(NoBackoff(), 0),
         "socket_connect_timeout": _CONNECT_S,
@@ -182,7 +180,7 @@ class _Pooled:
 
 class _Single(_Pooled):
     def __init__(self, address: Address) -> None:
-        options = _NO_TIMEOUT | _common(address)
+        options = _common(address)
         make = cast(Callable[..., Any], aioredis.ConnectionPool)
         super().__init__(cast(Any, aioredis.Redis).from_pool(make(**options)))
         self._shown = address.shown
@@ -195,7 +193,7 @@ class _Sentinel(_Pooled):
     """The master of a service, as Sentinels name it whenever a connection is made."""
 
     def __init__(self, address: Address) -> None:
-        options = _NO_TIMEOUT | _common(address)
+        options = _common(address)
         options.pop("connection_class", None)
         for name in ("host", "port"):
             options.pop(name, None)
@@ -227,7 +225,7 @@ class _Cluster:
     """A cluster; redis-py keeps its map of slots, and follows MOVED, ASK and TRYAGAIN."""
 
     def __init__(self, address: Address, timeout_s: float | None) -> None:
-        options = {"socket_timeout": timeout_s, **_common(address)}
+        options = _common(address, timeout_s)
         for name in ("host", "port", "db", "connection_class"):
             options.pop(name, None)
         nodes = [ClusterNode(host, port) for host, port in address.hosts]

@@ -34,10 +34,10 @@ class StoreConnection(ABC):
 
     @abstractmethod
     async def _send(self, frames: list[Any], answer: asyncio.Future[Answer]) -> None:
-        """Send a request, or have its answer fail.
+        """Send a request; returns at the latest when ``answer`` is done, as by :meth:`_fail_all`.
 
         Raises:
-            ConnectionError: that cannot be.
+            ConnectionError: there is no connection.
         """
 
     async def ask(
