@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -226,6 +227,23 @@ def test_a_sampler_of_ones_own_can_wait(start: Start) -> None:
         waiting = pool.submit(get, 2)
         ids = put(2)
         assert waiting.result(timeout=5) == ids
+
+
+@pytest.mark.skipif(IS_PEER, reason="its controller cannot import this module")
+def test_a_sampler_may_take_longer_than_a_call_to_redis_may(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process of one in Ray takes seconds to start."""
+    monkeypatch.setattr("tq_redis.compat.transfer_queue.own_sampler._ANSWER_S", 0.5)
+
+    class Slow(tq.BaseSampler):
+        def sample(self, ready_indexes: list[int], batch_size: int, **names: Any) -> Any:
+            time.sleep(0.6)
+            return ready_indexes[:batch_size], ready_indexes[:batch_size]
+
+    start(sampler=Slow, polling_mode=True)
+    ids = put(2)
+    assert get(2) == ids
 
 
 @pytest.mark.skipif(IS_PEER, reason="its controller is always in Ray")

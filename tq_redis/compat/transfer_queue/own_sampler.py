@@ -116,8 +116,7 @@ async def fetch_chosen(
     """
     wanted = Wanted(task, fields, batch_size)
     while True:
-        deadline = Deadline(max(wait.remaining, _ANSWER_S))
-        ready, standing = await core.control.ready(partition, wanted, core.name, deadline)
+        ready, standing = await core.control.ready(partition, wanted, core.name, _answer(wait))
         assert ready is not None  # only draws are remembered
         chosen, consumed = await _ask(
             core,
@@ -130,8 +129,8 @@ async def fetch_chosen(
             dict(config),
         )
         if chosen:
-            if await _consume(core, partition, wanted, ready, consumed, deadline):
-                return await _described(core, partition, fields, chosen, deadline)
+            if await _consume(core, partition, wanted, ready, consumed, _answer(wait)):
+                return await _described(core, partition, fields, chosen, _answer(wait))
         elif not wait.seconds:
             return strict.BatchMeta.empty()
         elif wait.passed:
@@ -143,6 +142,11 @@ async def fetch_chosen(
             )
         else:
             await core.control.wait(partition, standing.event, Deadline(wait.remaining))
+
+
+def _answer(wait: Deadline) -> Deadline:
+    """For one call to Redis: each has its own, as the sampler's process takes seconds to start."""
+    return Deadline(max(wait.remaining, _ANSWER_S))
 
 
 async def _consume(
