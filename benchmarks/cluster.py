@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -42,24 +44,25 @@ def running(settings: RaySettings) -> Generator[None]:
     cluster: Any = None
     driver = {"log_to_driver": False, "logging_level": logging.ERROR}
     head = {**_node(settings, 1), "include_dashboard": False}
-    try:
-        if settings.nodes == 1:
-            ray.init(address="local", _temp_dir=directory, **head, **driver)
-        else:
-            logging.getLogger("ray").setLevel(logging.ERROR)
-            cluster = Cluster()
-            cluster.add_node(temp_dir=directory, **head)
-            for number in range(2, settings.nodes + 1):
-                cluster.add_node(**_node(settings, number))
-            ray.init(address=cluster.address, **driver)
-            _require_first_node()
-        _use_memory(settings)
-        yield
-    finally:
-        ray.shutdown()
-        if cluster is not None:
-            cluster.shutdown()
-        shutil.rmtree(directory, ignore_errors=True)
+    # A cluster of several nodes writes its address where Ray keeps files by default, nowhere else.
+    with patch.dict(os.environ, RAY_TMPDIR=directory):
+        try:
+            if settings.nodes == 1:
+                ray.init(address="local", **head, **driver)
+            else:
+                logging.getLogger("ray").setLevel(logging.ERROR)
+                cluster = Cluster()
+                for number in range(1, settings.nodes + 1):
+                    cluster.add_node(**(head if number == 1 else _node(settings, number)))
+                ray.init(address=cluster.address, **driver)
+                _require_first_node()
+            _use_memory(settings)
+            yield
+        finally:
+            ray.shutdown()
+            if cluster is not None:
+                cluster.shutdown()
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _require_first_node() -> None:

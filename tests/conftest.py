@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import psutil
 import pytest
 import redis
+from hypothesis import settings
 
 import tq_redis
 from tq_redis.redis_server import start_server
@@ -36,6 +37,11 @@ os.environ["VERL_USE_EXTERNAL_MODULES"] = "recipe.cpu"  # verl's platform, when 
 # Inherited by every process that the tests start, also by those that outlive their parent.
 PROCESS_MARK = "TQ_TEST_RUN"
 os.environ[PROCESS_MARK] = uuid.uuid4().hex
+
+# When its object store gets full, Ray collects garbage in a thread of every process. That takes a
+# second in this one, and would count as an example's own time.
+settings.register_profile("tests", deadline=None, derandomize=True)
+settings.load_profile("tests")
 
 # The keys that may stay after a test. They must carry a TTL as well.
 KEYS_WITH_A_LIFETIME = (

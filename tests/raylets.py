@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import ray
 from ray.cluster_utils import Cluster
@@ -24,20 +26,16 @@ def two_raylets(object_store_bytes: int, **far_more: Any) -> Generator[tuple[Any
     """
     directory = tempfile.mkdtemp(prefix="tq-ray-")
     options: dict[str, Any] = {"num_cpus": 1, "object_store_memory": object_store_bytes}
-    cluster: Any = Cluster(
-        initialize_head=True,
-        head_node_args={
-            **options,
-            "temp_dir": directory,
-            "include_dashboard": False,
-            "_system_config": _HEALTH_CHECKS,
-        },
-    )
-    try:
-        far = cluster.add_node(**options, **far_more)
-        ray.init(address=cluster.address, log_to_driver=False)
-        yield cluster, far
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        shutil.rmtree(directory, ignore_errors=True)
+    head = {**options, "include_dashboard": False, "_system_config": _HEALTH_CHECKS}
+    cluster: Any = Cluster()
+    # The address of a cluster is written where Ray keeps files by default, and nowhere else.
+    with patch.dict(os.environ, RAY_TMPDIR=directory):
+        try:
+            cluster.add_node(**head)
+            far = cluster.add_node(**options, **far_more)
+            ray.init(address=cluster.address, log_to_driver=False)
+            yield cluster, far
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+            shutil.rmtree(directory, ignore_errors=True)

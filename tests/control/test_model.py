@@ -747,8 +747,6 @@ def test_any_sequence_of_calls(redis_url: str, machine: type[PartitionMachine]) 
         settings=settings(
             max_examples=80,
             stateful_step_count=25,
-            deadline=None,
-            derandomize=True,
             suppress_health_check=list(every_check),
         ),
     )

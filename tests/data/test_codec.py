@@ -407,13 +407,13 @@ values = st.recursive(
 
 
 @given(column=st.lists(values, min_size=1, max_size=5), block_bytes=st.sampled_from([1, 50, BIG]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_values_round_trip(column: list[Any], block_bytes: int) -> None:
     assert_same(round_trip(column, block_bytes=block_bytes), column)
 
 
 @given(data=st.data(), column=st.lists(st.text(), min_size=1, max_size=6))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_any_rows_of_any_texts(data: st.DataObject, column: list[str]) -> None:
     order = data.draw(st.lists(st.integers(0, len(column) - 1), min_size=1, max_size=9))
     for block_bytes in (1, BIG):
@@ -444,7 +444,7 @@ def any_tensor_column(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(data=st.data(), column=any_tensor_column(), block_bytes=st.sampled_from([1, 20, BIG]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_rows_of_any_tensor_column(
     data: st.DataObject, column: torch.Tensor, block_bytes: int
 ) -> None:

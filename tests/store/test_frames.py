@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tq_redis.store.frames import FrameReader, framed
@@ -32,7 +32,6 @@ def read(data: bytes, reader: FrameReader, chunks: Sequence[int] = ()) -> list[l
     return messages
 
 
-@settings(deadline=None)
 @given(MESSAGES, CHUNKS)
 def test_messages_come_out_as_they_went_in(sizes: list[list[int]], chunks: list[int]) -> None:
     byte = itertools.count()

@@ -87,7 +87,7 @@ class Bytes(RuleBasedStateMachine):
 
 
 TestBytes = Bytes.TestCase
-TestBytes.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestBytes.settings = settings(max_examples=100, stateful_step_count=30)
 
 
 def test_a_repetition_keeps_the_first_block() -> None:

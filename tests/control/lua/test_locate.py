@@ -42,8 +42,6 @@ async def test_fields_of_different_blocks(plane: ControlPlane) -> None:
 
 @settings(
     max_examples=30,
-    deadline=None,
-    derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(picks=st.lists(st.integers(0, 19), min_size=1, max_size=40), page=st.integers(1, 9))
