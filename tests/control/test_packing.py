@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.control.build import write
 from tq_redis.control.packing import (
@@ -12,26 +8,11 @@ from tq_redis.control.packing import (
     append_runs,
     arguments,
     number_or_text,
-    tag_columns,
-    tag_rows,
     write_arguments,
 )
 from tq_redis.control.records import Rows, Run
 from tq_redis.control.replies import DescribeReply, LocateReply
 from tq_redis.errors import InputError
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text()
-    | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=5,
-)  # fmt: skip
-TAGS = st.lists(st.dictionaries(st.text(min_size=1), JSON, max_size=4), max_size=6)
-
-
-@given(TAGS)
-def test_tags_survive_packing(tags: list[dict[str, Any]]) -> None:
-    assert tag_rows(tag_columns(tags), len(tags)) == tags
 
 
 def test_text_that_is_not_unicode_is_refused() -> None:
@@ -76,7 +57,7 @@ def test_pages_of_descriptions_are_joined() -> None:
         "ok",
         [3],
         keys=["c"],
-        tags=[("t", ["1"])],
+        tags=[("t", "[1]", "")],
         fields=[("y", form, "1")],
         states="l",
         groups=["="],

@@ -38,9 +38,9 @@ def test_a_refusal_needs_no_more_than_its_code(kind: type[Reply]) -> None:
         ("{ code = 'ok', ids = {} }", ClaimReply, ClaimReply("ok")),
         ("{ code = 'ok', ids = { 2^53 - 1 } }", ClaimReply, ClaimReply("ok", [2**53 - 1])),
         (
-            "{ code = 'ok', tags = { { 'a', { '1', '' } } }, schema = { '{}' } }",
+            "{ code = 'ok', tags = { { 'a', '[1]', '10' } }, schema = { '{}' } }",
             ClaimReply,
-            ClaimReply("ok", schema=["{}"], tags=[("a", ["1", ""])]),
+            ClaimReply("ok", schema=["{}"], tags=[("a", "[1]", "10")]),
         ),
         (
             "{ code = 'ok', columns = { { 1, 0, 2 }, 1, {} }, blocks = { { 1, 'h' } } }",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from typing import Any, cast
 
 import msgspec
@@ -91,16 +92,18 @@ def tag_columns(tags: Sequence[Tags]) -> list[tuple[str, list[str]]]:
     ]
 
 
-def tag_rows(columns: Iterable[tuple[str, list[str]]], count: int) -> list[dict[str, Any]]:
-    """Inverse of :func:`tag_columns`."""
+def tag_rows(columns: Iterable[tuple[str, str, str]], count: int) -> list[dict[str, Any]]:
+    """Tags by row.
+
+    Args:
+        columns: name, JSON list of the values, and which rows have one as 1 and 0, or "" if all do.
+    """
     tags: list[dict[str, Any]] = [{} for _ in range(count)]
-    for encoded, values in columns:
-        name = decode(encoded)
-        # One text for all of them: a call for each takes longer than what it does.
-        found: list[Any] = msgspec.json.decode(f"[{','.join(filter(None, values))}]")
-        rows = (row for row, value in enumerate(values) if value)
-        for row, value in zip(rows, found, strict=True):
-            tags[row][name] = value
+    for encoded, text, bits in columns:
+        name, values = decode(encoded), msgspec.json.decode(text)
+        rows = compress(tags, map("1".__eq__, bits)) if bits else tags
+        for row, value in zip(rows, values, strict=True):
+            row[name] = value
     return tags
 
 

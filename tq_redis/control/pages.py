@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# A question is on its way after a few passes of the event loop, in much less than this.
-_SENDING_S = 0.001
+# A question is on its way after one or two passes of the event loop, where a connection is free.
+_SENDING_PASSES = 4
 
 
 async def pages(
@@ -28,7 +28,8 @@ async def pages(
     while (question := following(page)) is not None:
         asked = asyncio.create_task(question)
         try:
-            await asyncio.wait([asked], timeout=_SENDING_S)
+            for _ in range(_SENDING_PASSES):
+                await asyncio.sleep(0)
             yield page
             page = await asked
         finally:

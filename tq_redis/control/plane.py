@@ -262,10 +262,10 @@ class ControlPlane(Limits, Snapshots):
         tags: dict[str, dict[str, Any]] = {}
         async with aclosing(self._described(partition, {"fields": []}, deadline)) as found:
             async for reply in found:
-                rows = packing.tag_rows(reply.tags, len(reply.keys))
-                for key, sample, row in zip(reply.keys, reply.ids, rows, strict=True):
-                    if key:
-                        samples[key], tags[key] = sample, row
+                samples |= zip(reply.keys, reply.ids, strict=True)
+                tags |= zip(reply.keys, packing.tag_rows(reply.tags, len(reply.keys)), strict=True)
+        for known in samples, tags:
+            known.pop("", None)  # of samples without a key
         return Changes(version, True, samples, tags)
 
     async def summary(self, partition: str, deadline: Deadline) -> dict[str, int | str]:

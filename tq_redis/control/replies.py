@@ -58,7 +58,7 @@ class ClaimReply(ShortReply, frozen=True):
     claim: int = 0
     field: str = ""
     schema: list[str] = []
-    tags: list[tuple[str, list[str]]] = []
+    tags: list[tuple[str, str, str]] = []
 
 
 class RecallReply(ClaimReply, frozen=True):
@@ -68,7 +68,7 @@ class RecallReply(ClaimReply, frozen=True):
 
 
 class ListReadyReply(ShortReply, frozen=True):
-    tags: list[tuple[str, list[str]]] = []
+    tags: list[tuple[str, str, str]] = []
     more: bool = False
     group_of: list[str] = []
 
@@ -118,7 +118,7 @@ class LocateReply(Reply, frozen=True):
 
 class DescribeReply(Reply, frozen=True):
     keys: list[str] = []
-    tags: list[tuple[str, list[str]]] = []
+    tags: list[tuple[str, str, str]] = []
     fields: list[tuple[str, str, str]] = []
     states: str = ""
     groups: list[str] = []
@@ -132,7 +132,7 @@ class ListChangesReply(Reply, frozen=True):
     upto: int = 0
     whole: bool = False
     keys: list[str] = []
-    tags: list[tuple[str, list[str]]] = []
+    tags: list[tuple[str, str, str]] = []
     more: bool = False
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tests.control.build import claim, soon, write
 from tq_redis.control.plane import ControlPlane
@@ -13,6 +15,13 @@ from tq_redis.metadata import FieldSchema
 pytestmark = pytest.mark.asyncio
 
 DENSE = FieldSchema("dense", "float32", (3,))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text()
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)  # fmt: skip
+TAGS = st.dictionaries(st.text(min_size=1), JSON, max_size=4)
 
 
 @pytest.fixture
@@ -37,6 +46,14 @@ async def test_all_rows_by_page(plane: ControlPlane, small_pages: None) -> None:
         groups=[],
     )
     assert rows.common_fields() == ["x"]
+
+
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(tags=st.lists(TAGS, min_size=1, max_size=6))
+async def test_any_tags(plane: ControlPlane, tags: list[dict[str, Any]]) -> None:
+    ids = (await plane.produce("p", write(len(tags), tags=tags), soon())).ids
+    found = await plane.describe("p", soon(), ids=ids)
+    assert found.tags == tags
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, 7])

@@ -45,7 +45,7 @@ async def test_what_is_read_is_not_taken(plane: ControlPlane, admin: Admin, ids:
     replies = [await part(plane, number) for number in (1, 2)]
     assert [reply.ids for reply in replies] == [ids[2:4], ids[4:]]
     assert [(reply.parts, reply.waits) for reply in replies] == [(2, True)] * 2
-    assert replies[0].tags == [("n", ["2", "3"])]
+    assert replies[0].tags == [("n", "[2,3]", "")]
     assert dump(admin, plane.keys.namespace) == before
 
 

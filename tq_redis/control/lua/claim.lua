@@ -15,7 +15,7 @@
 --          piece of a draw that is too large for one call; all are held until the last one is there,
 --          which publishes the draw (see recall), and come back if that does not happen
 -- Returns  code ok: claim (its number), ids (ascending, or group by group), schema (JSON per field),
---          tags ({name, JSON or '' per row}, ...), aside (rows set aside meanwhile); of these a
+--          tags (as tags_of gives them), aside (rows set aside meanwhile); of these a
 --          piece has aside alone
 --          code short: ready (samples that could be claimed), groups, event (wait after this one),
 --          left (samples that can still come; -1: not known), complete (all of them are made),

@@ -3,8 +3,8 @@
 --          one of: ids (ranges) | keys | after (the next rows by id, for listing)
 --          fields (optional; without it every field), task (optional: consumption wanted),
 --          groups (true: they are wanted)
--- Returns  code ok: ids (0 for an unknown key), keys ('' where a row has none), tags ({name, JSON
---          or '' per row}, ...), fields ({name, schema JSON, string of 1 and 0 per row}, ...),
+-- Returns  code ok: ids (0 for an unknown key), keys ('' where a row has none), tags (as
+--          tags_of gives them), fields ({name, schema JSON, string of 1 and 0 per row}, ...),
 --          states (per row the first letter of leased, consumed or aside, else -), groups
 --          ('=<group>', or ''). Of rows named in the call the first #ids; more (rows are left)
 --          code no_partition

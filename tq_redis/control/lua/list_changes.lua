@@ -3,7 +3,7 @@
 --          went up to)
 -- Returns  code ok: generation (of the partition), upto (the number that this answer goes up to),
 --          whole (it does not say all that has changed: list all keys), keys, ids (0 for one that
---          is gone), tags ({name, JSON or '' per key}, ...), more (keys are left)
+--          is gone), tags (as tags_of gives them), more (keys are left)
 --          code no_partition
 local generation, last, from = unpack(redis.call('HMGET', P, 'generation', 'changes', 'changes_from'))
 if not generation then

@@ -82,15 +82,21 @@ local function keys_of(ids)
   return keys
 end
 
--- {{name, JSON per row}, ...}; '' where a row has no such tag.
+-- {{name, JSON list of the values of the rows that have it, which rows do as 1 and 0}, ...}; ''
+-- instead of these if all have it. One text is made and read in half the time of one per row.
 local function tags_of(ids)
   local tags = {}
   for _, name in ipairs(redis.call('SMEMBERS', key('tagnames'))) do
-    local values = lookup('HMGET', key('tag', name), ids)
+    local found, values, bits = lookup('HMGET', key('tag', name), ids), {}, {}
     for i = 1, #ids do
-      values[i] = values[i] or ''
+      if found[i] then
+        values[#values + 1] = found[i]
+      end
     end
-    tags[#tags + 1] = { name, values }
+    for i = 1, #values < #ids and #ids or 0 do
+      bits[i] = found[i] and '1' or '0'
+    end
+    tags[#tags + 1] = { name, '[' .. table.concat(values, ',') .. ']', table.concat(bits) }
   end
   return tags
 end
